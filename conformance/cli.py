@@ -1,0 +1,136 @@
+"""The console command: run, list, replay."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+from autograd_conformance import __version__
+from autograd_conformance.errors import UsageError, unknown
+
+RESTARTS = 20
+INI = Path(__file__).with_name("pytest.ini")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit code: 0 as expected, 1 not, 2 usage, 3 the run failed, 5 nothing ran."""
+    options, rest = _parser().parse_known_args(arguments)
+    try:
+        if rest and options.command != "run":
+            raise unknown("argument", rest[0], ("--help",))
+        code: int = options.call(options, rest)
+    except UsageError as error:
+        print(f"autograd-conformance: {error}", file=sys.stderr)
+        return 2
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="autograd-conformance", description="Does an implementation of PyTorch autograd keep its promises?")
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    run = commands.add_parser("run", help="judge all claims on all devices; further arguments go to pytest")
+    run.add_argument("--device", action="append", default=[], metavar="DEVICE", help="judge this device (repeatable; default: all)")
+    run.add_argument("--profile", default="default", help="smoke, default or thorough")
+    run.add_argument("--seed", default="0", metavar="N", help="seed of the programs")
+    run.add_argument("--claims", action="append", default=[], metavar="GLOB", help="judge only these claims (repeatable)")
+    run.add_argument("--report-dir", default="conformance-report", metavar="DIR", help="where the report goes")
+    run.add_argument("--expectations", action="append", default=[], metavar="FILE", help="known deviations (repeatable)")
+    run.add_argument("-n", dest="workers", default="auto", metavar="N", help="worker processes (default: auto; 0 for none)")
+    run.set_defaults(call=_run)
+
+    listing = commands.add_parser("list", help="show the claims: sentence, sources, area, what they need")
+    listing.add_argument("claims", nargs="*", metavar="GLOB", help="only these")
+    listing.set_defaults(call=_list)
+
+    replay = commands.add_parser("replay", help="run one stored program and say what is due and what was seen")
+    replay.add_argument("file", metavar="FILE", help="a program as JSON, or '-' for standard input")
+    replay.add_argument("--device", default="cpu")
+    replay.set_defaults(call=_replay)
+    return parser
+
+
+# --- run --------------------------------------------------------------------------------------------------------------
+
+
+def _run(options: argparse.Namespace, rest: list[str]) -> int:
+    """Supervise a pytest run: one that a program kills is started again where it stopped."""
+    report = Path(options.report_dir).absolute()
+    work = report / ".work" / uuid.uuid4().hex[:12]
+    command = [sys.executable, "-m", "pytest", "-c", str(INI), "--pyargs", "autograd_conformance", "-q"]
+    command += [f"--conformance-report-dir={report}", f"--conformance-work={work}", f"--junitxml={report / 'junit.xml'}"]
+    command += [f"--conformance-profile={options.profile}", f"--conformance-seed={options.seed}"]
+    for name in ("device", "claims", "expectations"):
+        command += [f"--conformance-{name}={value}" for value in getattr(options, name)]
+    command += ["-n", options.workers, *rest]
+    environment = dict(os.environ) | {"OMP_NUM_THREADS": "1"}
+    code = 1
+    for _ in range(RESTARTS):
+        code = _child(command, environment)
+        if code in (0, 1, 2, 3, 4, 5):
+            break
+        print(f"autograd-conformance: pytest ended with {_named(code)}; starting again where it stopped", file=sys.stderr)
+    return 2 if code == 4 else code if code in (0, 1, 2, 3, 5) else 3
+
+
+def _child(command: list[str], environment: dict[str, str]) -> int:
+    child = subprocess.Popen(command, env=environment)  # noqa: S603 - our own command line
+    while True:
+        try:
+            return child.wait()
+        except KeyboardInterrupt:  # the child has got it too, and writes its report
+            continue
+
+
+def _named(code: int) -> str:
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"exit code {code}"
+
+
+# --- list -------------------------------------------------------------------------------------------------------------
+
+
+def _list(options: argparse.Namespace, _: list[str]) -> int:
+    from autograd_conformance.claims import register, select
+
+    chosen = select(options.claims) if options.claims else tuple(register().values())
+    for claim in chosen:
+        print(f"{claim.id}{'  (core)' if claim.core else ''}")
+        print(f"    {claim.sentence}")
+        for source in claim.sources:
+            print(f"    from  {source}")
+        if claim.needs:
+            print(f"    needs {', '.join(claim.needs)}")
+    print(f"{len(chosen)} of {len(register())} claims")
+    return 0
+
+
+# --- replay -----------------------------------------------------------------------------------------------------------
+
+
+def _replay(options: argparse.Namespace, _: list[str]) -> int:
+    from autograd_conformance.replay import replay
+
+    return replay(_text(options.file), options.file, options.device)
+
+
+def _text(name: str) -> str:
+    if name == "-":
+        return sys.stdin.read()
+    try:
+        return Path(name).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read {name}: {error}") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

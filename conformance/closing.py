@@ -1,0 +1,97 @@
+"""The end of a run: everything that its processes left in the working folder becomes one :class:`Run`."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from autograd_conformance import __version__
+from autograd_conformance.journal import Shard, read_json, slug
+from autograd_conformance.verdicts import Result, Run, Verdict
+
+if TYPE_CHECKING:
+    from autograd_conformance.session import Session
+
+PACKAGES = ("numpy", "hypothesis", "pytest", "pytest-xdist")
+
+
+def close(session: Session) -> Run:
+    """Put the run together and remove the working folder."""
+    from autograd_conformance.engine import Engine
+
+    found = read_json(session.work / "devices.json") or {"devices": [], "target": {}}
+    rows = [(claim, device, result or _lost(session, claim, device)) for claim, device, result in session.results()]
+    results = tuple(result for *_, result in rows)
+    engine = Engine(session.work, session.profile, session._option("seed"), (), (), "")
+    pairs = dict.fromkeys((r.family, r.device) for r in results if r.family and r.verdict is not Verdict.UNSUPPORTED)
+    families = [engine.collected(*pair) for pair in pairs]
+    complete = {claim for claim, *_ in rows} == set(session.register)
+    run = Run(
+        about=_about(session, found["target"]),
+        devices={plain["name"]: plain for plain in found["devices"]},
+        families=[family.to_plain() for family in families],
+        results=results,
+        complete=complete,
+        failure=_failure(results),
+        notes=tuple(_notes(families)),
+    )
+    shutil.rmtree(session.work, ignore_errors=True)
+    return run
+
+
+def _lost(session: Session, claim: str, device: str) -> Result:
+    """A claim whose test gave no result: its process died, or the run was stopped before."""
+    folder = session.work / slug(device) / "graphs"
+    died = any(Shard(folder, i).deaths for i in range(session.profile.shards))
+    if died:
+        return Result(claim, device, Verdict.CRASHED, expected=False, reason="the process died", family="graphs")
+    return Result(claim, device, Verdict.NOT_RUN, expected=False, reason="the run ended before")
+
+
+def _failure(results: Iterable[Result]) -> str:
+    lost = [r.claim for r in results if r.verdict is Verdict.NOT_RUN]
+    return f"{len(lost)} claims were collected and not judged: {', '.join(lost[:5])}" if lost else ""
+
+
+def _notes(families: Iterable[Any]) -> Iterable[str]:
+    for family in families:
+        where = f"{family.name} on {family.device}"
+        if family.unexamined:
+            yield f"{where}: gradients differ in {family.unexamined} more programs than were examined"
+        for leak in sorted(set(family.leaks)):
+            yield f"{where}: a program left {leak} changed"
+        for change, count in family.changed.items():
+            yield f"{where}: in {count} programs {change}"
+
+
+def _about(session: Session, target: dict[str, Any]) -> dict[str, Any]:
+    seconds = sum(read_json(path) or 0.0 for path in session.work.glob("cpu-*.json"))
+    return {
+        "name": "torch",
+        "version": _version("torch"),
+        "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
+        "platform": platform.platform(),
+        "python": sys.version.split()[0],
+        "test_suite": {"name": "autograd-conformance", "version": __version__},
+        "execution_target": target,
+        "torch": {"version": _version("torch")},
+        "packages": {name: _version(name) for name in PACKAGES},
+        "profile": session.profile.name,
+        "seed": session._option("seed"),
+        "threads": 1,
+        "wall_seconds": round(time.time() - session.started, 1),
+        "cpu_seconds": round(seconds, 1),
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"

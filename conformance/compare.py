@@ -1,0 +1,338 @@
+"""A program, what was due and what was seen, side by side; and where the two differ.
+
+Numbers are compared in two steps. Nearly all agree at once, to a tight tolerance. For the few that do not, the oracle
+runs the program again with random rounding (:class:`autograd_conformance.oracle.Noise`): what rounding can move that
+far, a kink or a tie included, is unspecified; the rest is a difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+
+from autograd_conformance.oracle import Due, InvalidProgram, Noise, Paper, PassDue, predict
+from autograd_conformance.program import (
+    Apply,
+    Backward,
+    DetachInPlace,
+    Grad,
+    Leaf,
+    Pass,
+    Program,
+    Rewrap,
+    SetRequiresGrad,
+    Statement,
+    Write,
+    writes,
+)
+from autograd_conformance.runner import Error, GradSeen, Seen, TensorSeen, run, saved
+from autograd_conformance.verdicts import Violation
+
+SAMPLES = 8
+_TIGHT = {"float32": 1e-4, "float64": 1e-9}
+
+
+class Held:
+    """A comparison that came out as due."""
+
+
+HELD = Held()
+Finding = Held | Violation
+Findings = Iterator[Finding]
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A tensor: the statement that made it, what was due of it and what was seen."""
+
+    at: int
+    name: str
+    seen: TensorSeen
+    paper: Paper
+    statement: Statement
+
+
+@dataclass(frozen=True, slots=True)
+class PassCase:
+    """One pass: what was due and what was seen.
+
+    ``must_raise`` is None where nothing is promised. ``judged`` means that it had to succeed and did, so that its
+    gradients count.
+    """
+
+    at: int
+    statement: Pass
+    due: PassDue
+    must_raise: bool | None
+    error: Error | None
+    before: dict[str, GradSeen | None]
+    after: dict[str, GradSeen | None]
+    shared: frozenset[str]
+    """Names of leaves whose ``.grad`` shared memory with something before the pass."""
+
+    @property
+    def judged(self) -> bool:
+        """Had to succeed, and did."""
+        return self.must_raise is False and self.error is None
+
+
+DifferenceKind = Literal["missing", "unexpected", "wrong", "accumulated", "raised"]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A gradient, or a pass as a whole, that is not as due."""
+
+    at: int
+    name: str
+    kind: DifferenceKind
+    probe: str
+    due: str
+    seen: str
+    tolerance: float = 0.0
+
+    def violation(self, claim: str, because: str) -> Violation:
+        """The difference as a broken promise."""
+        if self.kind == "raised":
+            return Violation(claim, self.at, "", "None", self.seen, "raises", because=because, mark=self.kind)
+        return Violation(
+            claim, self.at, self.probe, self.due, self.seen, "close", self.tolerance, because=because, mark=self.kind
+        )
+
+
+class Case:
+    """One program on one device, ready to be judged."""
+
+    def __init__(self, program: Program, device: str, *, values: bool = True) -> None:
+        self.program, self.device, self.values = program, device, values
+        self.due: Due = predict(program)
+        self.seen: Seen = run(program, device, values=values)
+        self.excluded = 0
+
+    def again(self, program: Program) -> Case | None:
+        """Another program on the same device; None if it makes no sense."""
+        try:
+            return Case(program, self.device, values=self.values)
+        except InvalidProgram:
+            return None
+
+    def judge(self, at: int, probe: str, due: Any, seen: Any, because: str, *, before: str = "", mark: str = "") -> Finding:
+        """Compare what is read off a tensor after statement ``at``; ``probe`` is how a script reads it."""
+        if due == seen:
+            return HELD
+        return Violation("", at, probe, repr(due), repr(seen), before=before, because=because, mark=mark)
+
+    def judge_raise(self, at: int, because: str, *, mark: str = "") -> Finding:
+        """Statement ``at`` must raise RuntimeError."""
+        error = self.seen.errors.get(at)
+        if error is not None and _is_runtime_error(error):
+            return HELD
+        return Violation("", at, "", "RuntimeError", error.kind if error else "None", "raises", because=because, mark=mark)
+
+    def at(self, kind: type) -> Iterator[tuple[int, Any]]:
+        """Statements of a kind that could run, with their index."""
+        skipped = self.seen.skipped
+        return ((i, s) for i, s in enumerate(self.program) if type(s) is kind and i not in skipped)
+
+    @cached_property
+    def made(self) -> list[Made]:
+        """All tensors in the order in which they were made."""
+        rows = []
+        for at, statement in enumerate(self.program):
+            if not isinstance(statement, Leaf | Apply | Rewrap):
+                continue
+            for name in writes(statement):
+                seen = self.seen.made.get(name)
+                if seen is not None:
+                    rows.append(Made(at, name, seen, self.due.tensors[name], statement))
+        return rows
+
+    def rewrapped(self, *hows: str) -> Iterator[Made]:
+        """Tensors made from tensors in one of these ways."""
+        return (m for m in self.made if isinstance(m.statement, Rewrap) and m.statement.how in hows)
+
+    @cached_property
+    def applied(self) -> list[tuple[Made, list[TensorSeen]]]:
+        """Outputs of ops together with the flags that their operands were seen to have at that time."""
+        flags: dict[str, TensorSeen] = {}
+        rows, made = [], iter(self.made)
+        current = next(made, None)
+        for at, statement in enumerate(self.program):
+            if isinstance(statement, SetRequiresGrad | DetachInPlace) and at in self.seen.changed:
+                flags[statement.arg] = self.seen.changed[at]
+            while current is not None and current.at == at:
+                if isinstance(statement, Apply):
+                    rows.append((current, [flags[name] for name in statement.args]))
+                flags[current.name] = current.seen
+                current = next(made, None)
+        return rows
+
+    # --- passes ---------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def passes(self) -> list[PassCase]:
+        """All passes that could run."""
+        rows: list[PassCase] = []
+        before: dict[str, GradSeen | None] = {}
+        shared: frozenset[str] = frozenset()
+        for at, statement in enumerate(self.program):
+            if at not in self.seen.grads:
+                continue
+            after = self.seen.grads[at]
+            if isinstance(statement, Backward | Grad) and at in self.due.passes and at not in self.seen.skipped:
+                due = self.due.passes[at]
+                error = self.seen.errors.get(at)
+                rows.append(PassCase(at, statement, due, self._must_raise(due), error, before, after, shared))
+            before = after
+            pairs = self.seen.overlaps.get(at, ())
+            shared = frozenset(name.removesuffix(".grad") for pair in pairs for name in pair)
+        return rows
+
+    @cached_property
+    def judged(self) -> list[PassCase]:
+        """Backward calls and ``autograd.grad`` calls that had to succeed and did."""
+        return [p for p in self.passes if p.judged]
+
+    def carried(self, p: PassCase) -> list[str]:
+        """Names that a pass gives a gradient that is not all zero: where a wrong one would show."""
+        return [name for name, delta in p.due.deltas.items() if name not in p.shared and np.any(delta)]
+
+    @cached_property
+    def _saved(self) -> Any:
+        return saved(self.program, self.device)
+
+    def _must_raise(self, due: PassDue) -> bool | None:
+        if due.raises:
+            return None if due.depends or due.unsure else True
+        if due.unsure or due.spoiled:
+            return None
+        if not due.depends:
+            return False
+        return self._packed_decides(due)
+
+    def _packed_decides(self, due: PassDue) -> bool | None:
+        """Must raise if a node that runs again packed a tensor, or one whose tensor was written since did."""
+        packed, storage = self._saved.packed, self._saved.storage
+        if any(node.at in packed for node in due.again):
+            return True
+        statements = self.program.statements
+        unsure = bool(due.again)
+        for at, writers in due.written.items():
+            for writer in writers:
+                if storage.get(writer) not in packed.get(at, ()):
+                    continue
+                if isinstance(statements[writer], Write):
+                    return True
+                unsure = True
+        return None if unsure else False
+
+    # --- differences ----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def differences(self) -> list[Difference]:
+        """Everything about gradients that is not as due, the earliest first."""
+        found: list[Difference] = []
+        for p in self.passes:
+            if p.must_raise is False and p.error is not None:
+                found.append(Difference(p.at, "", "raised", "", "None", p.error.kind))
+            elif p.judged:
+                found.extend(self._differences(p))
+        return found
+
+    def _differences(self, p: PassCase) -> Iterator[Difference]:
+        is_backward = isinstance(p.statement, Backward)
+        for name, after in p.after.items():
+            before = p.before.get(name)
+            if name in p.shared:
+                self.excluded += 1
+                continue
+            delta = p.due.deltas.get(name) if is_backward else None
+            difference = self._grad_difference(p.at, name, before, after, delta, f"{name}.grad")
+            if difference is not None:
+                yield difference if is_backward else replace(difference, kind="accumulated")
+        if is_backward:
+            return
+        for i, name in enumerate(p.statement.inputs or ()):
+            after = self.seen.returned[p.at][i]
+            difference = self._grad_difference(p.at, name, None, after, p.due.deltas.get(name), f"g{p.at}[{i}]")
+            if difference is not None:
+                yield difference
+
+    def _grad_difference(
+        self, at: int, name: str, before: GradSeen | None, after: GradSeen | None, delta: Any, probe: str
+    ) -> Difference | None:
+        if after is None:
+            due = _total(before, delta)
+            return None if due is None else Difference(at, name, "missing", probe, _literal(due), "None", 1e-6)
+        if before is None and delta is None:
+            return Difference(at, name, "unexpected", probe, "None", _literal(after.values))
+        if not self.values or after.shape != self.due.tensors[name].shape:
+            return None
+        if delta is None and before is not None and before.values == after.values:
+            return None
+        due = _total(before, delta)
+        if due.tolist() == after.values:
+            return None
+        return self._number_difference(at, name, due, after, probe, touched=delta is not None)
+
+    def _number_difference(
+        self, at: int, name: str, due: np.ndarray, after: GradSeen, probe: str, *, touched: bool
+    ) -> Difference | None:
+        seen = np.array(after.values, dtype=np.float64).reshape(after.shape)
+        with np.errstate(all="ignore"):
+            tight = _TIGHT[self._precision] * max(float(np.max(np.abs(due), initial=0.0)), 1e-3)
+            if np.all(np.abs(seen - due) <= tight):
+                return None
+            bound = self._bound(at, name, due.shape) if touched else np.zeros(due.shape)
+            far = ~(np.abs(seen - due) <= bound + tight) & np.isfinite(due)
+        if not far.any():
+            return None
+        kind: DifferenceKind = "wrong" if touched else "unexpected"
+        loose = float(np.max(bound, where=np.isfinite(bound), initial=0.0)) + tight
+        if loose >= float(np.max(np.abs(seen - due), where=far, initial=0.0)):
+            loose = float(np.min(np.abs(seen - due), where=far, initial=np.inf)) / 2
+        return Difference(at, name, kind, probe, _literal(due), _literal(after.values), loose)
+
+    @cached_property
+    def _precision(self) -> str:
+        return "float32" if any(t.dtype == "float32" for t in self.due.tensors.values()) else "float64"
+
+    @cached_property
+    def _samples(self) -> list[Due]:
+        with np.errstate(all="ignore"):
+            return [predict(self.program, Noise(seed)) for seed in range(SAMPLES)]
+
+    def _bound(self, at: int, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        """How far rounding can move a gradient, per element; infinite where it is not even finite."""
+        exact = self.due.passes[at].deltas[name]
+        moved = np.zeros(shape)
+        for sample in self._samples:
+            moved = np.maximum(moved, np.abs(sample.passes[at].deltas[name] - exact))
+        return np.where(np.isfinite(moved), 8 * moved, np.inf)
+
+    def stable(self, at: int, name: str) -> np.ndarray:
+        """Which elements of a gradient are specified: rounding moves them by less than a hundredth."""
+        exact = self.due.passes[at].deltas[name]
+        bound = self._bound(at, name, exact.shape)
+        return bound <= 0.01 * np.maximum(np.abs(exact), 1e-2)
+
+
+def _total(before: GradSeen | None, delta: Any) -> Any:
+    if before is None:
+        return delta
+    base = 0.0 if before.values is None else np.array(before.values, dtype=np.float64).reshape(before.shape)
+    return base if delta is None else base + delta
+
+
+def _literal(values: Any) -> str:
+    return repr(values.tolist() if isinstance(values, np.ndarray | np.generic) else values)
+
+
+def _is_runtime_error(error: Error) -> bool:
+    return error.kind in ("RuntimeError", "NotImplementedError", "RecursionError")
+
+

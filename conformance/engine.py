@@ -1,0 +1,271 @@
+"""A run: families of programs are drawn, then judged shard by shard, and each claim reads its verdict.
+
+Every process of a run has an engine, and all share one working folder. A worker that needs the judgement of a family
+takes the next free shard until none is left, so no program is judged twice and no worker idles.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import hashlib
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from autograd_conformance.adapt import adapt
+from autograd_conformance.census import total, words
+from autograd_conformance.claims import Claim, register
+from autograd_conformance.compare import Case
+from autograd_conformance.devices import Device
+from autograd_conformance.expectations import Expectation, within
+from autograd_conformance.journal import Shard, slug
+from autograd_conformance.judge import ClaimCheck, judge
+from autograd_conformance.profiles import Profile
+from autograd_conformance.program import Program
+from autograd_conformance.strategies.drawing import draw
+from autograd_conformance.strategies.programs import decode
+from autograd_conformance.verdicts import Violation
+
+KEPT = 4  # examples kept of each kind of violation, per shard and claim
+EXAMINED = 8  # programs with differences whose controls are run, per shard: on a broken device all would be alike
+HANG = 60.0  # seconds without progress of the journal
+DEATHS = 3  # processes that a shard may cost before the rest of it is given up
+
+Example = tuple[str, Violation]
+
+
+@dataclass(slots=True)
+class Judgement:
+    """What all programs of a family say about one claim on one device."""
+
+    evidence: int = 0
+    checks: int = 0
+    violations: int = 0
+    expected: int = 0
+    examples: list[Example] = field(default_factory=list)
+    foretold: list[Example] = field(default_factory=list)
+
+    def add(self, part: dict[str, Any]) -> None:
+        """Add what a shard found."""
+        for word in ("evidence", "checks", "violations", "expected"):
+            setattr(self, word, getattr(self, word) + part[word])
+        self.examples += [(text, Violation(**violation)) for text, violation in part["examples"]]
+        self.foretold += [(text, Violation(**violation)) for text, violation in part["foretold"]]
+
+
+@dataclass(slots=True)
+class Family:
+    """A family on a device, judged."""
+
+    name: str
+    device: str
+    programs: int = 0
+    digests: list[str] = field(default_factory=list)
+    claims: dict[str, Judgement] = field(default_factory=dict)
+    generated: dict[str, int] = field(default_factory=dict)
+    changed: dict[str, int] = field(default_factory=dict)
+    excluded: int = 0
+    unexamined: int = 0
+    deaths: list[str] = field(default_factory=list)
+    missing: int = 0
+    leaks: list[str] = field(default_factory=list)
+
+    @property
+    def digest(self) -> str:
+        """The chain over all shards."""
+        return chain(self.digests)
+
+    def to_plain(self) -> dict[str, Any]:
+        """What the report says of it."""
+        return {
+            "family": self.name,
+            "device": self.device,
+            "programs": self.programs,
+            "digest": self.digest,
+            "shards": self.digests,
+            "generated": self.generated,
+            "changed": self.changed,
+            "excluded": self.excluded,
+            "unexamined": self.unexamined,
+        }
+
+
+def unsupported(claim: Claim, device: Device, torch_version: str) -> str:
+    """Why a claim cannot be judged on a device; empty if it can."""
+    if not within(torch_version, claim.since, claim.until):
+        return f"torch {torch_version} is outside {claim.since or '...'} to {claim.until or '...'}"
+    missing = [trait for trait in claim.needs if not device.has(trait)]
+    if missing:
+        return f"{device.name} lacks {', '.join(missing)} ({device.missing.get(missing[0], '')})"
+    return ""
+
+
+def chain(digests: Iterable[str]) -> str:
+    """One digest of several in order."""
+    return hashlib.sha256("\n".join(digests).encode()).hexdigest()[:16]
+
+
+@dataclass(slots=True)
+class Engine:
+    """Judges families in a working folder; results are kept there and in memory."""
+
+    folder: Path
+    profile: Profile
+    seed: int
+    checks: Sequence[ClaimCheck]
+    expectations: Sequence[Expectation]
+    torch_version: str
+    done: dict[tuple[str, str], Family] = field(default_factory=dict)
+
+    def family(self, name: str, device: Device) -> Family:
+        """The judgement of a family on a device; works on what is left of it first."""
+        known = self.done.get((name, device.name))
+        if known is not None:
+            return known
+        shards = self._shards(name, device.name)
+        for wait in (False, True):
+            for shard in shards:
+                self._take(shard, name, device, wait=wait)
+        found = self.done[name, device.name] = self.collected(name, device.name)
+        return found
+
+    def _shards(self, name: str, device: str) -> list[Shard]:
+        folder = self.folder / slug(device) / name
+        return [Shard(folder, i) for i in range(self.profile.shards)]
+
+    def _take(self, shard: Shard, name: str, device: Device, *, wait: bool) -> None:
+        if shard.result is not None:
+            return
+        with shard.lock(wait=wait) as ours:
+            if ours and shard.result is None:
+                self._judge_shard(shard, name, device)
+
+    def _judge_shard(self, shard: Shard, name: str, device: Device) -> None:
+        with shard.journal() as pen:
+            deaths = shard.deaths
+            if pen.running is not None:
+                deaths = [*deaths, pen.running]
+                shard.record_deaths(deaths)
+            programs = self.programs(shard.number)
+            work = _ShardWork(self, name, device)
+            try:
+                for i, program in enumerate(programs):
+                    work.digests.append(program.digest())
+                    if i in deaths:
+                        work.deaths.append(program.to_json())
+                    elif len(deaths) < DEATHS:
+                        pen.put(i)
+                        work.judge(program)
+                    else:
+                        work.missing += 1
+            finally:  # an exception is a fault of ours; only a process that dies leaves its program standing here
+                pen.put(None)
+        faulthandler.cancel_dump_traceback_later()
+        shard.finish(work.to_plain())
+
+    def programs(self, number: int) -> list[Program]:
+        """The programs of a shard, the same on every device: all are drawn before the first is run."""
+        return [decode(payload) for payload in draw(self.profile.size, self.seed * 1_000_003 + number)]
+
+    def collected(self, name: str, device: str) -> Family:
+        """What the shards that are done say."""
+        family = Family(name, device)
+        counters, changes = [], []
+        for shard in self._shards(name, device):
+            part = shard.result
+            if part is None:
+                family.missing += self.profile.size
+                continue
+            family.programs += part["programs"]
+            family.digests.append(part["digest"])
+            family.excluded += part["excluded"]
+            family.unexamined += part["unexamined"]
+            family.deaths += part["deaths"]
+            family.missing += part["missing"]
+            family.leaks += part["leaks"]
+            counters.append(part["generated"])
+            changes.append(part["changed"])
+            for claim, found in part["claims"].items():
+                family.claims.setdefault(claim, Judgement()).add(found)
+        family.generated, family.changed = total(counters), total(changes)
+        return family
+
+
+class _ShardWork:
+    """Judging the programs of one shard."""
+
+    def __init__(self, engine: Engine, name: str, device: Device) -> None:
+        self.device, self.engine = device, engine
+        claims, version = register(), engine.torch_version
+        family = [c for c in engine.checks if c.family == name]
+        self.checks = [c for c in family if not unsupported(claims[c.claim], device, version)]
+        self.expected = {
+            c.claim: [e for e in engine.expectations if e.concerns(c.claim, device.name, version)] for c in self.checks
+        }
+        self.claims: dict[str, dict[str, Any]] = {c.claim: _empty() for c in self.checks}
+        self.digests: list[str] = []
+        self.deaths: list[str] = []
+        self.leaks: list[str] = []
+        self.counts: dict[str, int] = {}
+        self.changed: dict[str, int] = {}
+        self.programs = self.excluded = self.examined = self.unexamined = self.missing = self.armed = 0
+
+    def judge(self, program: Program) -> None:
+        """Run and judge one program."""
+        if self.programs % 50 == 0:
+            faulthandler.dump_traceback_later(HANG, exit=True, file=sys.__stderr__)
+        adapted, changes = adapt(program, self.device)
+        for change in changes:
+            self.changed[change] = self.changed.get(change, 0) + 1
+        self.programs += 1
+        with np.errstate(all="ignore"):
+            case = Case(adapted, self.device.name, values=self.device.has("values"))
+            for word in words(adapted, case.due):
+                self.counts[word] = self.counts.get(word, 0) + 1
+            examine = self.examined < EXAMINED
+            found = judge(case, self.checks, examine=examine)
+            if case.differences:
+                self.examined += 1
+                self.unexamined += not examine
+        self.excluded += case.excluded
+        self.leaks += case.seen.leaks
+        for claim, (count, violations) in found.items():
+            if count:
+                self._note(claim, adapted, count, violations)
+
+    def _note(self, claim: str, program: Program, count: int, violations: list[Violation]) -> None:
+        tally = self.claims[claim]
+        tally["evidence"] += 1
+        tally["checks"] += count
+        if not violations:
+            return
+        strange = [v for v in violations if not any(e.recognises(program, v) for e in self.expected[claim])]
+        tally["violations"] += 1
+        tally["expected"] += not strange
+        kind = "examples" if strange else "foretold"
+        if len(tally[kind]) < KEPT:
+            first = (strange or violations)[0]
+            tally[kind].append((program.to_json(), {n: getattr(first, n) for n in first.__slots__}))
+
+    def to_plain(self) -> dict[str, Any]:
+        """The result of the shard."""
+        return {
+            "programs": self.programs,
+            "digest": chain(self.digests),
+            "claims": self.claims,
+            "generated": self.counts,
+            "changed": self.changed,
+            "excluded": self.excluded,
+            "unexamined": self.unexamined,
+            "deaths": self.deaths,
+            "missing": self.missing,
+            "leaks": sorted(set(self.leaks)),
+        }
+
+
+def _empty() -> dict[str, Any]:
+    return {"evidence": 0, "checks": 0, "violations": 0, "expected": 0, "examples": [], "foretold": []}

@@ -1,0 +1,118 @@
+"""Known deviations: a violation that an entry recognises is expected, and an entry that has healed fails the run."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from autograd_conformance.claims import Claim
+from autograd_conformance.errors import UsageError, unknown
+from autograd_conformance.program import Program, ProgramError
+from autograd_conformance.verdicts import Violation
+
+PACKAGED = Path(__file__).with_name("expectations.toml")
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """One known deviation of an implementation.
+
+    Attributes:
+        claim: id of the claim that is broken.
+        reason: why, in a sentence or two.
+        link: where it is reported, or ``"no report found"``.
+        witness: the smallest program that shows it.
+        mark: the mark of the violations that it recognises; empty for any.
+        check: which check they fail: ``equal``, ``close`` or ``raises``; empty for any.
+        ops: at least one of these ops occurs in the program, if any are given.
+        device: glob of device names.
+        since: first torch version concerned, or empty.
+        until: last torch version concerned, or empty.
+
+    """
+
+    claim: str
+    reason: str
+    link: str
+    witness: Program
+    mark: str = ""
+    check: str = ""
+    ops: tuple[str, ...] = ()
+    device: str = "*"
+    since: str = ""
+    until: str = ""
+
+    def concerns(self, claim: str, device: str, torch_version: str) -> bool:
+        """Is this about that claim, there?"""
+        return (
+            claim == self.claim
+            and fnmatch.fnmatchcase(device, self.device)
+            and within(torch_version, self.since, self.until)
+        )
+
+    def recognises(self, program: Program, violation: Violation) -> bool:
+        """Is this violation the known deviation?"""
+        if self.mark not in ("", violation.mark) or self.check not in ("", violation.check):
+            return False
+        return not self.ops or any(getattr(s, "op", None) in self.ops for s in program)
+
+
+def within(version: str, since: str, until: str) -> bool:
+    """``since <= version <= until``; an empty bound is none, and ``2.13`` as upper bound includes ``2.13.1``."""
+    number = _numbers(version)
+    if since and number < _numbers(since):
+        return False
+    bound = _numbers(until)
+    return not until or number[: len(bound)] <= bound
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3])
+
+
+def load(paths: Sequence[Path], claims: dict[str, Claim]) -> tuple[Expectation, ...]:
+    """All entries of some files.
+
+    Raises:
+        UsageError: a file cannot be read, or an entry is not as it must be.
+
+    """
+    return tuple(entry for path in paths for entry in _entries(path, claims))
+
+
+def _entries(path: Path, claims: dict[str, Claim]) -> list[Expectation]:
+    try:
+        body = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise UsageError(f"no expectations file {path}") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"cannot read expectations in {path}: {error}") from None
+    for key in body:
+        if key != "expectation":
+            raise unknown("table", key, ["expectation"], str(path))
+    rows = body.get("expectation", [])
+    if not isinstance(rows, list):
+        raise UsageError(f"{path}: write each entry as [[expectation]]")
+    return [_entry(path, i + 1, row, claims) for i, row in enumerate(rows)]
+
+
+def _entry(path: Path, number: int, row: dict[str, Any], claims: dict[str, Claim]) -> Expectation:
+    known = {f.name for f in fields(Expectation)}
+    for key in row:
+        if key not in known:
+            raise unknown("expectation key", key, known, f"{path}, entry {number}")
+    for key in ("claim", "reason", "link", "witness"):
+        if not isinstance(row.get(key), str) or not row[key]:
+            raise UsageError(f"{path}, entry {number}: {key!r} is missing")
+    if row["claim"] not in claims:
+        raise unknown("claim", row["claim"], claims, f"{path}, entry {number}")
+    try:
+        witness = Program.from_json(row["witness"])
+    except ProgramError as error:
+        raise UsageError(f"{path}, entry {number}: witness: {error}") from None
+    return Expectation(**{**row, "witness": witness, "ops": tuple(row.get("ops", ()))})

@@ -1,0 +1,116 @@
+"""Written down first: what is about to run, so that a crash or a hang has its program; and results, so that none is lost.
+
+A run has a working folder that all its processes share. In it every device and family has shards. Whoever holds the
+lock of a shard works on it; the kernel frees the lock when the holder dies, and the next one finds in the journal which
+program was running.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from autograd_conformance.reports.folder import put
+
+try:
+    import fcntl
+except ImportError:  # not on Windows: there one process works alone
+    fcntl = None  # type: ignore[assignment]
+
+
+def write_json(path: Path, body: Any) -> None:
+    """Write atomically: a reader sees the old file, or the whole new one."""
+    put(path, json.dumps(body))
+
+
+def read_json(path: Path) -> Any | None:
+    """What :func:`write_json` wrote, or None."""
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+
+
+@contextlib.contextmanager
+def locked(path: Path, *, wait: bool) -> Iterator[bool]:
+    """Hold a lock file; gives False at once if another process holds it and ``wait`` is off."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        if fcntl is None:
+            yield True
+            return
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def slug(name: str) -> str:
+    """A device's name as a folder's name."""
+    return re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-") or "device"
+
+
+class Shard:
+    """One shard of a family on a device: its lock, its journal, its result."""
+
+    def __init__(self, folder: Path, number: int) -> None:
+        self.number = number
+        self.stem = folder / f"shard-{number:03d}"
+
+    def lock(self, *, wait: bool) -> contextlib.AbstractContextManager[bool]:
+        """The right to work on this shard."""
+        return locked(self.stem.with_suffix(".lock"), wait=wait)
+
+    @property
+    def result(self) -> Any | None:
+        """What the shard found, once it is done."""
+        return read_json(self.stem.with_suffix(".json"))
+
+    def finish(self, body: Any) -> None:
+        """Store the result."""
+        write_json(self.stem.with_suffix(".json"), body)
+
+    @property
+    def deaths(self) -> list[int]:
+        """Programs during which a process died."""
+        return list(read_json(self.stem.with_suffix(".deaths")) or [])
+
+    def record_deaths(self, deaths: list[int]) -> None:
+        """Remember programs that must not run again."""
+        write_json(self.stem.with_suffix(".deaths"), deaths)
+
+    @contextlib.contextmanager
+    def journal(self) -> Iterator[Pen]:
+        """Say which program is running. A pen that was not laid down tells where its process died."""
+        path = self.stem.with_suffix(".running")
+        if not path.exists():
+            path.write_bytes(bytes(8))
+        with path.open("r+b") as file, mmap.mmap(file.fileno(), 8) as page:
+            yield Pen(page)
+
+
+class Pen:
+    """Eight bytes of shared memory: 0 while nothing runs, else the number of the running program plus one."""
+
+    def __init__(self, page: mmap.mmap) -> None:
+        self.page = page
+
+    @property
+    def running(self) -> int | None:
+        """The program that runs, or ran when its process died."""
+        number = int.from_bytes(self.page[:8], "little")
+        return number - 1 if number else None
+
+    def put(self, number: int | None) -> None:
+        """Program ``number`` starts, or nothing runs any more."""
+        self.page[:8] = (0 if number is None else number + 1).to_bytes(8, "little")

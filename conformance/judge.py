@@ -1,0 +1,106 @@
+"""From cases to findings: each claim is a function of a case, and one test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from autograd_conformance.blame import blame
+from autograd_conformance.compare import HELD, Case, Findings
+from autograd_conformance.program import Program
+from autograd_conformance.verdicts import Violation
+
+Check = Callable[[Case], Findings]
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimCheck:
+    """How a claim is judged: ``check(case)`` yields one finding per comparison, and none where nothing could show."""
+
+    claim: str
+    check: Check
+    family: str
+
+
+class Settle(Protocol):
+    """Gives the verdict on a claim, or raises what pytest shows."""
+
+    def __call__(self, claim: str) -> None: ...
+
+
+def claim(claim_id: str, *, family: str = "graphs") -> Callable[[Check], Callable[[Settle], None]]:
+    """Make the check of a claim its test: the test reads the judgement that all claims of a family share."""
+
+    def decorate(check: Check) -> Callable[[Settle], None]:
+        def test(settle: Settle) -> None:
+            settle(claim_id)
+
+        test.__name__ = test.__qualname__ = getattr(check, "__name__", "test")
+        test.__doc__ = check.__doc__
+        test.__module__ = check.__module__
+        test.claim_check = ClaimCheck(claim_id, check, family)  # type: ignore[attr-defined]
+        return test
+
+    return decorate
+
+
+def check_of(function: Any) -> ClaimCheck | None:
+    """The check that a test function reads, if it is one of ours."""
+    found = getattr(function, "claim_check", None)
+    return found if isinstance(found, ClaimCheck) else None
+
+
+def findings(case: Case, check: ClaimCheck, blamed: dict[str, list[Violation]]) -> tuple[int, list[Violation]]:
+    """Comparisons made for a claim, and those that came out wrong."""
+    count, broken = 0, list(blamed.get(check.claim, ()))
+    for finding in check.check(case):
+        count += 1
+        if finding is not HELD:
+            assert isinstance(finding, Violation)
+            broken.append(replace(finding, claim=check.claim))
+    return count + len(blamed.get(check.claim, ())), broken
+
+
+def blamed_violations(case: Case) -> dict[str, list[Violation]]:
+    """Differences in gradients, each under the claims that it breaks. The first of each kind and name speaks for all."""
+    found: dict[str, list[Violation]] = {}
+    known: set[tuple[str, str]] = set()
+    for difference in case.differences:
+        if (difference.kind, difference.name) in known:
+            continue
+        known.add((difference.kind, difference.name))
+        for claim_id in blame(case, difference):
+            found.setdefault(claim_id, []).append(difference.violation(claim_id, _BECAUSE[difference.kind]))
+    return found
+
+
+_BECAUSE = {
+    "missing": "the root depends on this tensor, which requires grad, so it must get a gradient",
+    "unexpected": "the root does not depend on this tensor in a way that carries a gradient, so nothing may change here",
+    "wrong": "by the chain rule, computed on paper in float64, on top of what was there before",
+    "accumulated": "autograd.grad returns gradients and must leave every .grad alone",
+    "raised": "the arguments are right and no buffer that is needed was freed or written, so the call must succeed",
+}
+
+
+def judge(case: Case, checks: Iterable[ClaimCheck], *, examine: bool = True) -> dict[str, tuple[int, list[Violation]]]:
+    """All claims of a family on one case: claim -> (comparisons, violations).
+
+    Without ``examine`` differences in gradients are left alone, for finding their claims takes experiments.
+    """
+    with np.errstate(all="ignore"):
+        blamed = blamed_violations(case) if examine and case.differences else {}
+        return {check.claim: findings(case, check, blamed) for check in checks}
+
+
+def violations_of(
+    program: Program, device: str, check: ClaimCheck, *, values: bool = True
+) -> tuple[Case, Sequence[Violation]]:
+    """Run one program and judge it by one claim."""
+    with np.errstate(all="ignore"):
+        case = Case(program, device, values=values)
+        blamed = blamed_violations(case) if case.differences else {}
+        return case, findings(case, check, blamed)[1]

@@ -1,0 +1,417 @@
+"""The reference model: a program on paper, in numpy float64. Knows no torch.
+
+What autograd does, in the order of this file. A tensor on paper has a value, a flag and perhaps the *node* that
+made it. An op records a node if one of its inputs requires grad and recording is on; the node keeps an *edge* for
+each such input: to the node that made it, or to the leaf itself. A *pass* (backward or grad) starts with a seed at
+each root, walks the nodes newest first, and hands each node's cotangents to its edges. What reaches a leaf is added
+to its ``.grad``. Unless the graph is retained, every node that was executed is freed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from autograd_conformance.algebra import Plain
+from autograd_conformance.ops import FLOATS, OPS, Op
+from autograd_conformance.program import (
+    REWRAPS,
+    Apply,
+    Backward,
+    Constant,
+    DetachInPlace,
+    Grad,
+    Leaf,
+    Pass,
+    Program,
+    Rewrap,
+    SetRequiresGrad,
+    Shape,
+    Statement,
+    Write,
+)
+
+Array = np.ndarray
+RAISES = "RuntimeError"
+
+
+class InvalidProgram(ValueError):
+    """A program that makes no sense: an unknown name, or shapes that do not fit."""
+
+
+@dataclass(eq=False, slots=True)
+class Storage:
+    """Memory that tensors may share, and the statements that wrote to it after it was filled.
+
+    ``writes`` holds (statement, noticed): a write through ``.data`` is not noticed by the version counter.
+    """
+
+    writes: list[tuple[int, bool]] = field(default_factory=list)
+
+
+@dataclass(eq=False, slots=True)
+class Paper:
+    """A tensor on paper."""
+
+    name: str
+    shape: Shape
+    dtype: str
+    value: Array
+    requires_grad: bool
+    storage: Storage
+    node: Node | None = None
+    slot: int = 0
+    is_view: bool = False
+    alias: str = ""
+    detached_at: int = -1
+
+    @property
+    def is_leaf(self) -> bool:
+        """Has no node, be it that the user made it or that nothing was recorded."""
+        return self.node is None
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """A recorded op: what a backward pass needs of it."""
+
+    at: int
+    order: int
+    op: Op
+    params: dict[str, Any]
+    inputs: tuple[Paper, ...]
+    values: tuple[Array, ...]
+    result: Any
+    outs: tuple[Paper, ...] = ()
+    edges: tuple[Node | Paper | None, ...] = ()
+    slots: tuple[int, ...] = ()
+    freed: bool = False
+    freed_by: int = -1
+    unsure: bool = False
+
+
+@dataclass(slots=True)
+class PassDue:
+    """What is due of one pass.
+
+    Attributes:
+        raises: it must raise, whatever else (a wrong argument).
+        why: which rule says so: ``untracked``, ``nonscalar``, ``unused``, ``input``; or empty.
+        deltas: per tensor name what the pass adds to its ``.grad`` (Backward), or returns (Grad).
+        executed: nodes that run.
+        again: those of them that an earlier pass freed: if one packed a tensor, the pass must raise.
+        written: executed nodes whose tensors were written or detached in place since, and by which statements.
+        unsure: a pass that raised may or may not have freed some of these nodes: nothing is due.
+        spoiled: something was written through ``.data``, which nobody notices: values are not due.
+
+    """
+
+    raises: bool = False
+    why: str = ""
+    deltas: dict[str, Array] = field(default_factory=dict)
+    executed: list[Node] = field(default_factory=list)
+    again: list[Node] = field(default_factory=list)
+    written: dict[int, set[int]] = field(default_factory=dict)
+    unsure: bool = False
+    spoiled: bool = False
+
+    @property
+    def depends(self) -> bool:
+        """Whether it must raise depends on what the executed nodes packed."""
+        return bool(self.again or self.written)
+
+
+@dataclass(slots=True)
+class Due:
+    """All that is due of a program: every tensor as it was made, every pass, refused changes of the flag."""
+
+    tensors: dict[str, Paper] = field(default_factory=dict)
+    made: dict[str, tuple[bool, bool]] = field(default_factory=dict)
+    passes: dict[int, PassDue] = field(default_factory=dict)
+    refused: dict[int, str] = field(default_factory=dict)
+    nodes: dict[int, Node] = field(default_factory=dict)
+
+
+class Noise:
+    """Random rounding: each number gets an error of a few units in its last place (Monte Carlo arithmetic).
+
+    Running a program several times so shows how far rounding can move each of its results, kinks and ties included.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.random = np.random.default_rng(seed)
+
+    def __call__(self, x: Array, dtype: str) -> Array:
+        """``x`` with relative errors of 4 eps of ``dtype``, and absolute ones where it is zero."""
+        if dtype not in FLOATS or not np.size(x):
+            return x
+        eps = 4 * float(np.finfo(dtype).eps)
+        size = np.abs(x)
+        size = np.where(size == 0, np.max(size, initial=1e-3), size)
+        return np.asarray(x + eps * size * self.random.uniform(-1, 1, np.shape(x)))
+
+
+def predict(program: Program, noise: Noise | None = None) -> Due:
+    """Run a program on paper.
+
+    Raises:
+        InvalidProgram: it refers to what does not exist, or shapes do not fit.
+
+    """
+    model = _Model(noise)
+    for at, statement in enumerate(program):
+        try:
+            model.step(at, statement)
+        except (KeyError, IndexError, ValueError, TypeError, ZeroDivisionError) as error:
+            raise InvalidProgram(f"statement {at}: {type(error).__name__}: {error}") from error
+    return model.due
+
+
+class _Model:
+    """The state of a program on paper, statement by statement."""
+
+    def __init__(self, noise: Noise | None) -> None:
+        self.due = Due()
+        self.live = self.due.tensors
+        self.noise = noise
+
+    def step(self, at: int, statement: Statement) -> None:
+        match statement:
+            case Apply():
+                self._apply(at, statement)
+            case Leaf():
+                self._leaf(statement)
+            case Rewrap():
+                self._rewrap(statement)
+            case Backward():
+                self._backward(at, statement)
+            case Grad():
+                self._grad(at, statement)
+            case SetRequiresGrad():
+                self._set_requires_grad(at, statement)
+            case DetachInPlace():
+                self._detach_in_place(at, statement)
+            case Write():
+                self._write(at, statement)
+
+    def _put(self, tensor: Paper) -> None:
+        self.live[tensor.name] = tensor
+        self.due.made[tensor.name] = (tensor.requires_grad, tensor.is_leaf)
+
+    # --- making tensors -------------------------------------------------------------------------------------------
+
+    def _leaf(self, s: Leaf) -> None:
+        value = np.array(s.data.values, dtype=np.float64).reshape(s.data.shape)
+        self._put(Paper(s.name, s.data.shape, s.data.dtype, value, s.requires_grad, Storage()))
+
+    def _apply(self, at: int, s: Apply) -> None:
+        op = OPS[s.op]
+        inputs = tuple(self.live[name] for name in s.args)
+        params = dict(s.params)
+        values = tuple(t.value for t in inputs)
+        if self.noise is not None:
+            values = tuple(self.noise(t.value, t.dtype) for t in inputs)
+        result = op.value(*values, **params)
+        several = result if isinstance(result, tuple) else (result,)
+        if len(several) != len(s.outs):
+            raise InvalidProgram(f"{s.op} gives {len(several)} outputs, not {len(s.outs)}")
+        dtypes = op.dtypes([(t.dtype, t.shape) for t in inputs])
+        if isinstance(dtypes, str):
+            dtypes = (dtypes,) * len(several)
+        records = not s.no_grad and op.vjp is not None and any(t.requires_grad for t in inputs)
+        node = self._record(at, op, params, inputs, values, result) if records else None
+        outs = []
+        for slot, (name, value, dtype) in enumerate(zip(s.outs, several, dtypes, strict=True)):
+            tracked = node is not None and dtype in FLOATS
+            view = op.kind == "view" or (op.kind == "several" and op.name in ("unbind", "split", "chunk"))
+            storage = inputs[0].storage if view else Storage()
+            value = np.asarray(value, dtype=np.float64)
+            out = Paper(name, value.shape, dtype, value, tracked, storage, node if tracked else None, slot, view)
+            self._put(out)
+            outs.append(out)
+        if node is not None:
+            node.outs = tuple(outs)
+
+    def _record(
+        self, at: int, op: Op, params: dict[str, Any], inputs: tuple[Paper, ...], values: tuple[Array, ...], result: Any
+    ) -> Node:
+        node = Node(at, len(self.due.nodes), op, params, inputs, values, result)
+        node.edges = tuple((t.node or t) if t.requires_grad else None for t in inputs)
+        node.slots = tuple(t.slot for t in inputs)
+        node.unsure = any(map(_stale, inputs))
+        self.due.nodes[at] = node
+        return node
+
+    def _rewrap(self, s: Rewrap) -> None:
+        _, shares, tracked = REWRAPS[s.how]
+        t = self.live[s.arg]
+        storage = t.storage if shares else Storage()
+        self._put(Paper(s.out, t.shape, t.dtype, t.value, tracked, storage, is_view=shares, alias=s.how))
+
+    # --- changing tensors -----------------------------------------------------------------------------------------
+
+    def _set_requires_grad(self, at: int, s: SetRequiresGrad) -> None:
+        t = self.live[s.arg]
+        if not t.is_leaf and (s.attribute or not s.value):
+            self.due.refused[at] = "nonleaf"
+        elif t.is_leaf:
+            t.requires_grad = s.value
+
+    def _detach_in_place(self, at: int, s: DetachInPlace) -> None:
+        t = self.live[s.arg]
+        if t.is_view and t.requires_grad:
+            self.due.refused[at] = "view"
+            return
+        t.node, t.slot, t.requires_grad, t.detached_at = None, 0, False, at
+
+    def _write(self, at: int, s: Write) -> None:
+        t = self.live[s.arg]
+        t.storage.writes.append((at, t.alias != "data"))
+        for other in self.live.values():
+            if other.storage is t.storage:
+                other.value = other.value * 2.0
+
+    # --- passes ---------------------------------------------------------------------------------------------------
+
+    def _backward(self, at: int, s: Backward) -> None:
+        targets = None if s.inputs is None else [self.live[name] for name in s.inputs]
+        due = self.due.passes[at] = self._start(s, targets)
+        if due.raises:
+            return
+        arrived = self._run(at, s, due, targets)
+        due.deltas = {t.name: g for t, g in arrived if t.requires_grad}
+
+    def _grad(self, at: int, s: Grad) -> None:
+        targets = [self.live[name] for name in s.inputs]
+        due = self.due.passes[at] = self._start(s, targets)
+        if due.raises:
+            return
+        arrived = dict((id(t), g) for t, g in self._run(at, s, due, targets))
+        for t in targets:
+            if id(t) in arrived:
+                due.deltas[t.name] = arrived[id(t)]
+            elif s.materialize_grads:
+                due.deltas[t.name] = np.zeros(t.shape)
+            elif not s.allow_unused:
+                due.raises, due.why = True, "unused"
+        if due.raises:
+            _confuse(due.executed)
+
+    def _start(self, s: Pass, targets: Sequence[Paper] | None) -> PassDue:
+        """What the arguments alone decide."""
+        roots = [self.live[name] for name in s.roots]
+        if targets and not all(t.requires_grad for t in targets):
+            return PassDue(raises=True, why="input")
+        if any(r.requires_grad and seed is None and r.value.size != 1 for r, seed in zip(roots, s.seeds, strict=True)):
+            return PassDue(raises=True, why="nonscalar")
+        if not all(r.requires_grad for r in roots):
+            return PassDue(raises=True, why="untracked")
+        return PassDue()
+
+    def _run(self, at: int, s: Pass, due: PassDue, targets: Sequence[Paper] | None) -> list[tuple[Paper, Array]]:
+        roots = [self.live[name] for name in s.roots]
+        due.executed = executed = _executed(roots, targets)
+        due.again = [node for node in executed if node.freed]
+        due.unsure = any(node.unsure for node in executed) or any(_stale(t) for t in (*roots, *(targets or ())))
+        _look_for_writes(due)
+        arrived = self._propagate(roots, s.seeds, executed, targets)
+        retain = s.create_graph if s.retain_graph is None else s.retain_graph
+        if not retain:
+            for node in executed:
+                node.freed, node.freed_by = True, at
+        if due.depends or due.unsure:
+            _confuse(executed)
+        return arrived
+
+    def _propagate(
+        self,
+        roots: Sequence[Paper],
+        seeds: Sequence[Constant | None],
+        executed: Sequence[Node],
+        targets: Sequence[Paper] | None,
+    ) -> list[tuple[Paper, Array]]:
+        """Cotangents, newest node first. Returns what arrived at the leaves, or at the targets."""
+        inbox: dict[tuple[int, int], Array] = {}
+        owner: dict[tuple[int, int], Paper] = {}
+
+        def send(edge: Node | Paper, slot: int, g: Array) -> None:
+            key = (id(edge), slot)
+            known = inbox.get(key)
+            inbox[key] = g if known is None else known + g
+
+        for root, seed in zip(roots, seeds, strict=True):
+            g = np.ones(root.shape) if seed is None else np.array(seed.values, dtype=np.float64).reshape(seed.shape)
+            if g.shape != root.shape:
+                raise InvalidProgram(f"seed of shape {g.shape} for root of shape {root.shape}")
+            send(root.node or root, root.slot, g)
+        leaves: dict[int, Paper] = {id(r): r for r in roots if r.node is None}
+        for node in executed:
+            parts = self._pull(node, inbox)
+            for edge, slot, part in zip(node.edges, node.slots, parts, strict=True):
+                if edge is not None:
+                    send(edge, slot, part)
+                    if isinstance(edge, Paper):
+                        leaves[id(edge)] = edge
+        wanted = list(leaves.values()) if targets is None else targets
+        owner.update({(id(t.node or t), t.slot): t for t in wanted})
+        reached = [(t, inbox.get(key)) for key, t in owner.items()]
+        return [(t, g) for t, g in reached if g is not None]
+
+    def _pull(self, node: Node, inbox: dict[tuple[int, int], Array]) -> Sequence[Array]:
+        gs = [inbox.get((id(node), slot)) for slot in range(len(node.outs))]
+        zeroed = tuple(np.zeros(out.shape) if g is None else g for g, out in zip(gs, node.outs, strict=True))
+        values, result = node.values, node.result
+        if self.noise is not None:
+            zeroed = tuple(self.noise(g, out.dtype) for g, out in zip(zeroed, node.outs, strict=True))
+            values = tuple(self.noise(v, t.dtype) for v, t in zip(values, node.inputs, strict=True))
+            if not isinstance(result, tuple):
+                result = self.noise(result, node.outs[0].dtype)
+        assert node.op.vjp is not None
+        parts = node.op.vjp(Plain, zeroed if isinstance(result, tuple) else zeroed[0], result, *values, **node.params)
+        return parts if isinstance(parts, tuple) else (parts,)
+
+
+def _executed(roots: Sequence[Paper], targets: Sequence[Paper] | None) -> list[Node]:
+    """Nodes that a pass runs, newest first: those on a path from a root to a leaf, or to a target if there are any."""
+    seen: dict[int, Node] = {}
+    pending = [r.node for r in roots if r.node is not None]
+    while pending:
+        node = pending.pop()
+        if node.order not in seen:
+            seen[node.order] = node
+            pending.extend(edge for edge in node.edges if isinstance(edge, Node))
+    if targets is None:
+        return [seen[order] for order in sorted(seen, reverse=True)]
+    wanted = {id(t.node or t) for t in targets}
+    useful: set[int] = set()
+    for order in sorted(seen):  # oldest first: an edge leads to an older node
+        if any(e is not None and (id(e) in wanted or (isinstance(e, Node) and e.order in useful)) for e in seen[order].edges):
+            useful.add(order)
+    return [seen[order] for order in sorted(useful, reverse=True)]
+
+
+def _stale(t: Paper) -> bool:
+    """A view whose base was written behind its back: what its history is now, nobody promises."""
+    return t.is_view and any(noticed for _, noticed in t.storage.writes)
+
+
+def _confuse(executed: Sequence[Node]) -> None:
+    """After a pass that may have raised half-way nobody knows which of its nodes were freed."""
+    for node in executed:
+        node.unsure = True
+
+
+def _look_for_writes(due: PassDue) -> None:
+    """Note the executed nodes whose inputs or outputs were written, or detached in place, after they were recorded."""
+    for node in due.executed:
+        for t in node.inputs + node.outs:
+            later = {at for at, noticed in t.storage.writes if noticed and at > node.at}
+            if later:
+                due.written.setdefault(node.at, set()).update(later)
+            if any(not noticed and at > node.at for at, noticed in t.storage.writes):
+                due.spoiled = True
+            if t.detached_at > node.at:
+                due.written.setdefault(node.at, set()).add(t.detached_at)

@@ -1,0 +1,476 @@
+"""The same program on torch: runs it statement by statement and writes down what it sees.
+
+With devices.py and faults/ the only place that touches torch. Judges nothing.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+
+from autograd_conformance.ops import OPS
+from autograd_conformance.program import (
+    REWRAPS,
+    Apply,
+    Backward,
+    Constant,
+    DetachInPlace,
+    Grad,
+    Leaf,
+    Program,
+    Rewrap,
+    SetGrad,
+    SetRequiresGrad,
+    Shape,
+    Statement,
+    Write,
+    layout_source,
+)
+
+_DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "int64", "bool")}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+
+class TensorSeen(NamedTuple):
+    """A tensor right after the statement that made it."""
+
+    requires_grad: bool
+    is_leaf: bool
+    has_grad_fn: bool
+    shape: Shape
+    dtype: str
+    grad_is_none: bool = True
+
+
+class GradSeen(NamedTuple):
+    """A gradient: in ``.grad`` after a statement, or returned by ``autograd.grad``. ``values`` is None without data."""
+
+    values: Any
+    shape: Shape
+    dtype: str
+    stride: tuple[int, ...]
+    requires_grad: bool
+    has_grad_fn: bool
+    start: int
+    same_object: bool
+
+
+class Error(NamedTuple):
+    """What a statement raised."""
+
+    kind: str
+    message: str
+
+
+@dataclass(slots=True)
+class Seen:
+    """All that was seen of one program.
+
+    Attributes:
+        made: per tensor name what it was when made.
+        changed: per statement that changes a tensor: the flags afterwards.
+        errors: per statement that raised.
+        grads: per pass or reset and per leaf name: its ``.grad`` afterwards.
+        returned: per ``Grad`` statement: what it returned.
+        overlaps: per pass: pairs of names of gradients and seeds that share memory.
+        kept: names of tensors with a node whose ``.grad`` was set after the last backward.
+        facts: yes-or-no observations by (statement, word).
+        values: numbers of tensors by (statement, name), where a claim needs them.
+        replaced: per create_graph backward and leaf: values of the old ``.grad`` object afterwards.
+        skipped: statements that could not run because an earlier one failed.
+        leaks: modes that were not restored.
+
+    """
+
+    made: dict[str, TensorSeen] = field(default_factory=dict)
+    changed: dict[int, TensorSeen] = field(default_factory=dict)
+    errors: dict[int, Error] = field(default_factory=dict)
+    grads: dict[int, dict[str, GradSeen | None]] = field(default_factory=dict)
+    returned: dict[int, list[GradSeen | None]] = field(default_factory=dict)
+    overlaps: dict[int, list[tuple[str, str]]] = field(default_factory=dict)
+    kept: list[str] = field(default_factory=list)
+    facts: dict[tuple[int, str], bool] = field(default_factory=dict)
+    values: dict[tuple[int, str], Any] = field(default_factory=dict)
+    replaced: dict[int, dict[str, Any]] = field(default_factory=dict)
+    skipped: list[int] = field(default_factory=list)
+    leaks: list[str] = field(default_factory=list)
+
+
+def run(program: Program, device: str, *, values: bool = True) -> Seen:
+    """Run a program on a device and return what was seen; ``values=False`` where numbers cannot be read back."""
+    with _quiet():
+        runner = Runner(device, values=values)
+        runner.play(program)
+    return runner.seen
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Warnings about ``.grad`` of non-leaves and create_graph cycles are due; nobody needs to read them here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@cache
+def call_of(op_name: str, count: int, params: tuple[str, ...]) -> Callable[..., Any]:
+    """The torch call of an op, compiled from the source that the printer prints."""
+    op = OPS[op_name]
+    names = [f"x{i}" for i in range(count)] if op.arity < 0 else list("abc"[:count])
+    body = op.source(names, {name: name for name in params})
+    # the source is the op table's own text
+    call: Callable[..., Any] = eval(f"lambda {', '.join((*names, *params))}: {body}", {"torch": torch})  # noqa: S307
+    return call
+
+
+@cache
+def _rewrap_call(how: str) -> Callable[[Any], Any]:
+    call: Callable[[Any], Any] = eval(f"lambda arg: {REWRAPS[how][0].format(arg='arg')}", {"torch": torch})  # noqa: S307
+    return call
+
+
+@cache
+def _view_call(source: str) -> Callable[[Any], Any]:
+    call: Callable[[Any], Any] = eval(f"lambda x: x{source}")  # noqa: S307
+    return call
+
+
+class Runner:
+    """Plays statements; ``live`` holds the tensors by name."""
+
+    def __init__(self, device: str, *, values: bool = True) -> None:
+        self.device, self.values = device, values
+        self.on_cpu = device == "cpu"
+        self.live: dict[str, torch.Tensor] = {}
+        self.leaves: dict[str, torch.Tensor] = {}
+        self.before: dict[str, torch.Tensor | None] = {}
+        self.seeds: list[tuple[str, torch.Tensor]] = []
+        self.targeted: set[str] = set()
+        self.seen = Seen()
+
+    def play(self, program: Program) -> None:
+        """Run all statements, and leave no trace."""
+        last = max((i for i, s in enumerate(program) if isinstance(s, Backward)), default=-1)
+        modes = _modes()
+        for at, statement in enumerate(program):
+            self.step(at, statement)
+            if at == last:
+                self._look_for_kept_grads()
+        for t in self.leaves.values():
+            t.grad = None
+        self.seen.leaks = _restore(modes)
+
+    def step(self, at: int, statement: Statement) -> None:
+        """Run one statement and note what came of it."""
+        try:
+            self._do(at, statement)
+        except KeyError as error:
+            if error.args and isinstance(error.args[0], str) and error.args[0] not in self.live:
+                self.seen.skipped.append(at)
+                return
+            self._failed(at, error)
+        except Exception as error:  # noqa: BLE001 - whatever torch raises is an observation
+            self._failed(at, error)
+        if isinstance(statement, Backward | Grad | SetGrad):
+            self._look_at_grads(at)
+
+    def _failed(self, at: int, error: Exception) -> None:
+        self.seen.errors[at] = Error(type(error).__name__, str(error)[:400])
+
+    def _do(self, at: int, s: Statement) -> None:
+        match s:
+            case Apply():
+                self._apply(at, s)
+            case Leaf():
+                self._leaf(s)
+            case Backward():
+                self._backward(at, s)
+            case Grad():
+                self._grad(at, s)
+            case Rewrap():
+                self._rewrap(at, s)
+            case SetGrad():
+                self._set_grad(s)
+            case SetRequiresGrad():
+                self._set_requires_grad(at, s)
+            case DetachInPlace():
+                t = self.live[s.arg]
+                try:
+                    self.seen.facts[at, "returns self"] = t.detach_() is t
+                finally:
+                    self.seen.changed[at] = _look(t)
+                    self._follow(s.arg, t)
+            case Write():
+                self._write(at, s)
+
+    # --- tensors --------------------------------------------------------------------------------------------------
+
+    def _tensor(self, data: Constant, *, requires_grad: bool = False) -> torch.Tensor:
+        dtype = _DTYPES[data.dtype]
+        if not data.values:
+            return torch.zeros(data.shape, dtype=dtype, device=self.device, requires_grad=requires_grad)
+        return torch.tensor(data.nested(), dtype=dtype, device=self.device, requires_grad=requires_grad)
+
+    def _leaf(self, s: Leaf) -> None:
+        data, view = layout_source(s)
+        if view:
+            t = _view_call(view)(self._tensor(data))
+            if s.requires_grad:
+                t.requires_grad_()
+        else:
+            t = self._tensor(data, requires_grad=s.requires_grad)
+        self._keep(s.name, t)
+
+    def _keep(self, name: str, t: torch.Tensor) -> None:
+        self.live[name] = t
+        seen = _look(t)
+        if seen.is_leaf:
+            self.leaves[name] = t
+            self.before[name] = t.grad
+            seen = seen._replace(grad_is_none=self.before[name] is None)
+        self.seen.made[name] = seen
+
+    def _follow(self, name: str, t: torch.Tensor) -> None:
+        """A tensor that became a leaf is watched from now on."""
+        if t.is_leaf and name not in self.leaves:
+            self.leaves[name] = t
+            self.before[name] = t.grad
+
+    def _apply(self, at: int, s: Apply) -> None:
+        args = [self.live[name] for name in s.args]
+        call = call_of(s.op, len(args), tuple(name for name, _ in s.params))
+        values = [value for _, value in s.params]
+        if s.no_grad:
+            with torch.no_grad():
+                result = call(*args, *values)
+        else:
+            result = call(*args, *values)
+        if isinstance(result, torch.Tensor):
+            self._keep(s.outs[0], result)
+            return
+        for name, t in zip(s.outs, result, strict=True):
+            self._keep(name, t)
+        nodes = [t.grad_fn for t in result if t.grad_fn is not None]
+        self.seen.facts[at, "one node"] = all(node is nodes[0] for node in nodes)
+
+    def _rewrap(self, at: int, s: Rewrap) -> None:
+        t = self.live[s.arg]
+        flags = _look(t)
+        new = _rewrap_call(s.how)(t)
+        self._keep(s.out, new)
+        facts = self.seen.facts
+        facts[at, "new object"] = new is not t
+        facts[at, "source unchanged"] = _look(t) == flags
+        if new.numel():
+            facts[at, "same memory"] = _storage(new) == _storage(t) and new.storage_offset() == t.storage_offset()
+        if self.values:
+            self.seen.values[at, s.arg], self.seen.values[at, s.out] = _numbers(t), _numbers(new)
+
+    def _set_requires_grad(self, at: int, s: SetRequiresGrad) -> None:
+        t = self.live[s.arg]
+        try:
+            if s.attribute:
+                t.requires_grad = s.value
+            else:
+                self.seen.facts[at, "returns self"] = t.requires_grad_(s.value) is t
+        finally:
+            self.seen.changed[at] = _look(t)
+            self._follow(s.arg, t)
+
+    def _write(self, at: int, s: Write) -> None:
+        t = self.live[s.arg]
+        with torch.no_grad():
+            t.mul_(2.0)
+        if self.values:
+            for name, other in self.live.items():
+                self.seen.values[at, name] = _numbers(other)
+
+    # --- gradients ------------------------------------------------------------------------------------------------
+
+    def _set_grad(self, s: SetGrad) -> None:
+        t = self.live[s.arg]
+        if s.how == "assign" and s.value is not None:
+            t.grad = self._tensor(s.value)
+        elif s.how == "none":
+            t.grad = None
+        elif t.grad is not None:
+            t.grad.zero_()
+
+    def _gradients(self, at: int, s: Backward | Grad) -> list[torch.Tensor | None]:
+        seeds = [None if seed is None else self._tensor(seed) for seed in s.seeds]
+        self.seeds.extend((f"gradient={i}@{at}", seed) for i, seed in enumerate(seeds) if seed is not None)
+        return seeds
+
+    def _backward(self, at: int, s: Backward) -> None:
+        roots, seeds = [self.live[name] for name in s.roots], self._gradients(at, s)
+        keywords: dict[str, Any] = {}
+        if s.retain_graph is not None:
+            keywords["retain_graph"] = s.retain_graph
+        if s.create_graph:
+            keywords["create_graph"] = True
+        if s.inputs is not None:
+            keywords["inputs"] = [self.live[name] for name in s.inputs]
+            self.targeted.update(s.inputs)
+        if len(roots) > 1:
+            result = torch.autograd.backward(roots, seeds, **keywords)  # type: ignore[func-returns-value]
+        elif seeds[0] is None:
+            result = roots[0].backward(**keywords)  # type: ignore[func-returns-value]
+        else:
+            result = roots[0].backward(seeds[0], **keywords)  # type: ignore[func-returns-value]
+        self.seen.facts[at, "returns None"] = result is None
+
+    def _grad(self, at: int, s: Grad) -> None:
+        roots, inputs = [self.live[name] for name in s.roots], [self.live[name] for name in s.inputs]
+        seeds = self._gradients(at, s)
+        keywords: dict[str, Any] = {}
+        if s.retain_graph is not None:
+            keywords["retain_graph"] = s.retain_graph
+        for word in ("create_graph", "allow_unused", "materialize_grads"):
+            if getattr(s, word):
+                keywords[word] = True
+        if seeds != [None] * len(seeds):
+            keywords["grad_outputs"] = seeds if len(seeds) > 1 else seeds[0]
+        result = torch.autograd.grad(roots if len(roots) > 1 else roots[0], inputs, **keywords)
+        self.seen.returned[at] = [None if g is None else self._look_at_grad(g, None) for g in result]
+
+    def _look_at_grads(self, at: int) -> None:
+        now: dict[str, GradSeen | None] = {}
+        before = self.before
+        for name, t in self.leaves.items():
+            g, old = t.grad, before[name]
+            if old is not None and g is not old and self.values:
+                self.seen.replaced.setdefault(at, {})[name] = _numbers(old)
+            before[name] = g
+            now[name] = None if g is None else self._look_at_grad(g, old)
+        self.seen.grads[at] = now
+        self._look_for_overlaps(at)
+
+    def _look_at_grad(self, g: torch.Tensor, old: torch.Tensor | None) -> GradSeen:
+        return GradSeen(
+            _numbers(g) if self.values else None,
+            tuple(g.shape),
+            _NAMES.get(g.dtype, str(g.dtype)),
+            g.stride(),
+            g.requires_grad,
+            g.grad_fn is not None,
+            g.data_ptr() if self.values else 0,
+            g is old,
+        )
+
+    def _look_for_overlaps(self, at: int) -> None:
+        if not self.values:
+            return
+        spans = []
+        for name, g in (*((f"{n}.grad", g) for n, g in self.before.items()), *self.seeds):
+            if g is not None and g.numel():
+                spans.append((g.data_ptr(), name, g))
+        spans.sort(key=lambda span: span[:2])
+        for (_, name, g), (start, other, _) in zip(spans, spans[1:], strict=False):
+            if start <= _last_byte(g):
+                self.seen.overlaps.setdefault(at, []).append((name, other))
+
+    def _look_for_kept_grads(self) -> None:
+        for name, t in self.live.items():
+            if name not in self.leaves and name not in self.targeted and _grad_of(t) is not None:
+                self.seen.kept.append(name)
+
+
+def _grad_of(t: torch.Tensor) -> torch.Tensor | None:
+    try:
+        return t.grad
+    except RuntimeError:  # one of several views of a base that was written since: torch refuses to look at its history
+        return None
+
+
+def _look(t: torch.Tensor) -> TensorSeen:
+    return TensorSeen(t.requires_grad, t.is_leaf, t.grad_fn is not None, tuple(t.shape), _NAMES.get(t.dtype, str(t.dtype)))
+
+
+def _numbers(t: torch.Tensor) -> Any:
+    """The values as nested lists of floats."""
+    return t.tolist()
+
+
+def _storage(t: torch.Tensor) -> int:
+    return t.untyped_storage()._cdata
+
+
+def _last_byte(t: torch.Tensor) -> int:
+    reach = sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
+    return t.data_ptr() + (reach + 1) * t.element_size() - 1
+
+
+def forward_values(program: Program, device: str) -> dict[str, Any]:
+    """Numbers of all tensors of a program that only builds a graph."""
+    runner = Runner(device, values=False)
+    with _quiet():
+        for at, statement in enumerate(program):
+            runner.step(at, statement)
+    return {name: _numbers(t) for name, t in runner.live.items()}
+
+
+# --- what nodes saved -------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Saved:
+    """Storages that each op packed, and the storage of each tensor, from a run of its own."""
+
+    packed: dict[int, set[int]] = field(default_factory=dict)
+    storage: dict[int, int] = field(default_factory=dict)
+
+
+def saved(program: Program, device: str) -> Saved:
+    """Ask torch which ops save tensors for backward.
+
+    A run of its own, without passes: packing switches the version check off, so it must not happen in the judged run.
+    """
+    found = Saved()
+    runner = Runner(device, values=False)
+    with _quiet():
+        for at, statement in enumerate(program):
+            if isinstance(statement, Backward | Grad | SetGrad):
+                continue
+            packs: set[int] = set()
+
+            def pack(t: torch.Tensor, packs: set[int] = packs) -> torch.Tensor:
+                packs.add(_storage(t))
+                return t
+
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+                runner.step(at, statement)
+            if packs:
+                found.packed[at] = packs
+            if isinstance(statement, Write | DetachInPlace) and statement.arg in runner.live:
+                found.storage[at] = _storage(runner.live[statement.arg])
+    return found
+
+
+# --- modes ------------------------------------------------------------------------------------------------------------
+
+
+def _modes() -> tuple[bool, bool, bool, torch.dtype]:
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_anomaly_enabled(),
+        torch.get_default_dtype(),
+    )
+
+
+def _restore(modes: tuple[bool, bool, bool, torch.dtype]) -> list[str]:
+    """Put the modes back and name those that the program left changed."""
+    now = _modes()
+    if now == modes:
+        return []
+    torch.set_grad_enabled(modes[0])
+    torch.autograd.set_detect_anomaly(modes[2])
+    torch.set_default_dtype(modes[3])
+    words = ("grad mode", "inference mode", "anomaly mode", "default dtype")
+    return [word for word, was, is_now in zip(words, modes, now, strict=True) if was != is_now]

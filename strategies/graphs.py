@@ -1,0 +1,165 @@
+"""Graphs: ops over a pool of tensors, with reuse, dead branches, detach and no_grad inside. Nothing is rejected."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from math import prod
+
+from autograd_conformance.ops import FLOATS, LIMIT, MOST_DIMS, TABLE, Op
+from autograd_conformance.program import Apply, DetachInPlace, Rewrap, SetRequiresGrad, Statement
+from autograd_conformance.strategies.payload import Pool, Sketch, Slot
+
+MOST_ELEMENTS = 128
+MAYBE_VIEWS = ("reshape", "flatten")  # a view or a copy, as memory allows
+TRIES = 12
+
+_GROUPS: tuple[tuple[str, ...], ...] = (
+    ("binary", "smooth", "view", "reduction", "contraction", "join", "several", "index", "kinked", "constant", "cast"),
+    ("binary", "smooth", "view", "reduction", "contraction", "join", "several", "index", "kinked", "constant", "cast"),
+    ("binary", "view", "join", "reduction"),
+    ("binary", "smooth", "reduction", "contraction"),
+    ("view", "several", "index", "join", "binary"),
+    ("smooth", "kinked", "binary", "several", "cast"),
+    ("binary", "reduction", "contraction", "view", "kinked"),
+    ("join", "several", "constant", "cast", "binary", "smooth"),
+)
+_REWRAPS = ("detach", "detach", "detach", "data", "reattach", "copy", "tensor", "tensor_tracked", "new_tensor", "parameter")
+# Ops that are picked more often than their even share, for what they have found.
+_WEIGHT = {"add": 3, "mul": 3, "stack": 2, "where": 4, "to_float32": 2, "to_float64": 3, "positive": 1, "gt": 1, "bmm": 2,
+           "mv": 2, "dot": 3, "mm": 3, "prod_dim": 2, "pow": 2, "atan2": 1, "log": 2, "sqrt": 2, "rsqrt": 2, "norm": 3, "reciprocal": 2, "bmm": 3, "gather": 2, "var": 2, "index_select": 2, "tril": 2, "permute": 2, "transpose": 2}  # fmt: skip
+
+
+@lru_cache(maxsize=8)
+def choices(group: int) -> tuple[Op, ...]:
+    """The ops of a swarm group, each as often as its weight; simplest first."""
+    kinds = _GROUPS[group]
+    return tuple(op for op in TABLE if op.kind in kinds for _ in range(_WEIGHT.get(op.name, 1)))
+
+
+def names_of(op: Op, slot_name: str, count: int) -> tuple[str, ...]:
+    """Names for the outputs of an op."""
+    return (slot_name,) if count == 1 else tuple(f"{slot_name}_{i}" for i in range(count))
+
+
+def add_op(pool: Pool, slot: Slot, group: int, name: str) -> list[Statement]:
+    """The statements that a field describes: an op, or rarely a detach, and what belongs to it."""
+    if slot.flags >= 240:
+        return _cut(pool, slot, name)
+    table = choices(group)
+    at = ((slot.kind - 1) * 256 + slot.more) * len(table) // (255 * 256)
+    last = None
+    for _ in range(TRIES):
+        op = table[at % len(table)]
+        at += 1
+        if op is last:
+            continue
+        last = op
+        made = _try_op(pool, slot, op, name)
+        if made is not None:
+            return [made]
+    return []
+
+
+def _cut(pool: Pool, slot: Slot, name: str) -> list[Statement]:
+    """A detach in one of its forms, detach_, or a flag that is switched on."""
+    if slot.flags >= 252:
+        views = slot.flags == 255  # detach_ is refused on a view
+        t = pool.pick(slot.first, lambda s: not s.leaf and s.view == views and s.tracked and s.op not in MAYBE_VIEWS)
+        if t is None:
+            return []
+        t.tracked = views
+        t.leaf = not views
+        return [DetachInPlace(t.name)]
+    t = pool.pick(slot.first, lambda s: s.dtype in FLOATS)
+    if t is None:
+        return []
+    how = _REWRAPS[slot.p % len(_REWRAPS)]
+    tracked = how in ("reattach", "tensor_tracked", "parameter")
+    t.uses += 1
+    made: list[Statement] = [Rewrap(name, t.name, how)]
+    sketch = Sketch(name, slot.key, t.shape, t.dtype, t.low, t.high, tracked, leaf=True, view=True, op=how)
+    sketch.writable = t.writable and how in ("detach", "data") and not t.view
+    if how in ("copy", "tensor", "new_tensor") and slot.q % 2:
+        made.append(SetRequiresGrad(name, True, attribute=slot.q % 4 == 3))
+        sketch.tracked = True
+    pool.add(sketch)
+    return made
+
+
+def _operands(pool: Pool, slot: Slot, op: Op) -> list[Sketch] | None:
+    references = (slot.first, slot.second, slot.third)
+    wanted = op.arity if op.arity > 0 else 2 + slot.third % 2
+    chosen: list[Sketch] = []
+    shapes: list[tuple[int, ...]] = []
+    for i in range(wanted):
+
+        def fits(s: Sketch, i: int = i) -> bool:
+            if i == 0 and op.takes == "bool":
+                return s.dtype == "bool"
+            if s.dtype not in FLOATS and not (i == 0 and op.takes == "any"):
+                return False
+            if op.same_dtype and chosen and s.dtype != chosen[0].dtype:
+                return False
+            return op.fits(shapes, s.shape)
+
+        found = pool.pick(references[i], fits)
+        if found is None:
+            return None
+        chosen.append(found)
+        shapes.append(found.shape)
+    return chosen
+
+
+def _try_op(pool: Pool, slot: Slot, op: Op, name: str) -> Apply | None:
+    operands = _operands(pool, slot, op)
+    if operands is None:
+        return None
+    if op.kind == "cast" and operands[0].dtype == op.name[3:]:
+        return None  # a cast to the dtype that it has returns the tensor itself
+    ranges = [(s.low, s.high) for s in operands]
+    shapes = [s.shape for s in operands]
+    if not op.domain(ranges):
+        return None
+    params = op.params(shapes, slot.p, slot.q)
+    if params is None:
+        return None
+    outs = op.shapes(shapes, **params)
+    if any(prod(out) > MOST_ELEMENTS or len(out) > MOST_DIMS for out in outs):
+        return None
+    low, high = op.bounds(ranges, prod(shapes[0]))
+    if max(-low, high) > LIMIT:
+        return None
+    no_grad = 232 <= slot.flags < 240 and op.kind not in ("view", "several")
+    made = Apply(names_of(op, name, len(outs)), op.name, tuple(s.name for s in operands), tuple(params.items()), no_grad)
+    _sketch_outputs(pool, slot, op, operands, outs, made, (low, high))
+    return made
+
+
+def _sketch_outputs(
+    pool: Pool,
+    slot: Slot,
+    op: Op,
+    operands: Sequence[Sketch],
+    outs: Sequence[tuple[int, ...]],
+    made: Apply,
+    bounds: tuple[float, float],
+) -> None:
+    dtypes = op.dtypes([(s.dtype, s.shape) for s in operands])
+    if isinstance(dtypes, str):
+        dtypes = (dtypes,) * len(outs)
+    tracked = not made.no_grad and op.differentiable and any(s.tracked for s in operands)
+    view = op.kind == "view" or op.name in ("unbind", "split", "chunk")
+    depth = 1 + max(s.depth for s in operands)
+    for s in operands:
+        s.uses += 1
+    for i, (out, shape, dtype) in enumerate(zip(made.outs, outs, dtypes, strict=True)):
+        floating = dtype in FLOATS
+        key = (slot.key + 31 * i) % 256
+        sketch = Sketch(out, key, shape, dtype, *bounds, tracked and floating, view=view, op=op.name)
+        sketch.depth = depth if sketch.tracked else 0
+        sketch.leaf = not sketch.tracked
+        sketch.writable = op.kind not in ("view", "several", "cast") and floating
+        pool.add(sketch)
+
+

@@ -1,0 +1,194 @@
+"""What is done with a graph once it stands: passes with every argument, resets, flags flipped, graphs rebuilt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import prod
+
+from autograd_conformance.ops import FLOATS, OPS
+from autograd_conformance.program import (
+    Apply,
+    Backward,
+    Constant,
+    Grad,
+    SetGrad,
+    SetRequiresGrad,
+    Statement,
+    Write,
+    renamed,
+    writes,
+)
+from autograd_conformance.strategies.leaves import numbers
+from autograd_conformance.strategies.payload import Pool, Sketch, Slot
+
+
+@dataclass(slots=True)
+class Draft:
+    """A program under construction."""
+
+    pool: Pool
+    statements: list[Statement] = field(default_factory=list)
+    rebuilt: int = 0
+
+
+def add_closing(draft: Draft, slot: Slot, *, last: bool) -> None:
+    """Append what a field describes; mostly a backward call."""
+    kind = slot.kind
+    if kind < 140:
+        _backward(draft, slot, last=last)
+    elif kind < 180:
+        _grad(draft, slot, last=last)
+    elif kind < 206:
+        _set_grad(draft, slot)
+    elif kind < 226:
+        _set_requires_grad(draft, slot)
+    elif kind < 243:
+        _rebuild(draft, slot)
+    else:
+        _write(draft, slot)
+
+
+def _root(pool: Pool, slot: Slot, reference: int) -> Sketch | None:
+    if slot.flags >= 248:  # backward of what does not require grad is an error that is due
+        stray = pool.pick(reference, lambda s: not s.tracked and s.dtype in FLOATS)
+        if stray is not None:
+            return stray
+    if reference < 144:
+        deep = max(pool.made, key=lambda s: s.depth if s.tracked else -1)
+        if deep.tracked and not deep.leaf:
+            return deep
+    return pool.pick(reference, lambda s: s.tracked and not s.leaf) or pool.pick(reference, lambda s: s.tracked)
+
+
+def _roots(pool: Pool, slot: Slot) -> list[Sketch]:
+    first = _root(pool, slot, slot.first)
+    if first is None:
+        return []
+    if slot.more % 8 != 7:
+        return [first]
+    second = pool.pick(96 + slot.second % 160, lambda s: s.tracked and not s.leaf and s is not first)
+    return [first] if second is None else [first, second]
+
+
+def _seed(root: Sketch, slot: Slot, salt: int) -> Constant | None:
+    size = prod(root.shape)
+    if size == 1 and slot.q % 2 == 0:
+        return None
+    if size != 1 and 240 <= slot.flags < 244:
+        return None  # an implicit seed for a non-scalar is an error that is due
+    return Constant(root.shape, root.dtype, numbers(size, slot.q + salt if slot.q else 0))
+
+
+def _retain(slot: Slot, *, last: bool) -> bool | None:
+    if last:
+        return None if slot.flags % 4 else True
+    return None if slot.flags % 8 == 5 else True
+
+
+def _backward(draft: Draft, slot: Slot, *, last: bool) -> None:
+    roots = _roots(draft.pool, slot)
+    if not roots:
+        return
+    inputs = None
+    if slot.third >= 216:
+        leaves = _several(draft.pool, slot, lambda s: s.tracked and (s.leaf or (last and slot.third >= 248)))
+        inputs = tuple(s.name for s in leaves) or None
+    create_graph = slot.third < 20 and slot.third % 2 == 1
+    draft.statements.append(
+        Backward(
+            tuple(r.name for r in roots),
+            tuple(_seed(r, slot, i) for i, r in enumerate(roots)),
+            _retain(slot, last=last),
+            create_graph,
+            inputs,
+        )
+    )
+
+
+def _several(pool: Pool, slot: Slot, fits) -> list[Sketch]:  # type: ignore[no-untyped-def]
+    chosen: list[Sketch] = []
+    for i in range(1 + slot.p % 3):
+        found = pool.pick(96 + (slot.second + 67 * i) % 160, lambda s: fits(s) and s not in chosen)
+        if found is not None:
+            chosen.append(found)
+    return chosen
+
+
+def _grad(draft: Draft, slot: Slot, *, last: bool) -> None:
+    roots = _roots(draft.pool, slot)
+    if not roots:
+        return
+    stray = slot.third >= 250
+    inputs = _several(draft.pool, slot, lambda s: s.dtype in FLOATS and (s.tracked or stray))
+    if not inputs:
+        return
+    forgiving = slot.third % 4
+    draft.statements.append(
+        Grad(
+            tuple(r.name for r in roots),
+            tuple(s.name for s in inputs),
+            tuple(_seed(r, slot, i) for i, r in enumerate(roots)),
+            _retain(slot, last=last),
+            slot.third < 20,
+            allow_unused=forgiving in (1, 2),
+            materialize_grads=forgiving == 3,
+        )
+    )
+
+
+def _set_grad(draft: Draft, slot: Slot) -> None:
+    t = draft.pool.pick(96 + slot.first % 160, lambda s: s.leaf and s.tracked)
+    if t is None:
+        return
+    how = ("none", "none", "zero", "assign")[slot.p % 4]
+    value = Constant(t.shape, t.dtype, numbers(prod(t.shape), slot.q)) if how == "assign" else None
+    draft.statements.append(SetGrad(t.name, how, value))  # type: ignore[arg-type]
+
+
+def _set_requires_grad(draft: Draft, slot: Slot) -> None:
+    attribute = slot.q % 2 == 1
+    if slot.p % 3 == 0:  # refused: only leaves can be switched
+        t = draft.pool.pick(slot.first, lambda s: s.tracked and not s.leaf)
+        if t is not None:
+            draft.statements.append(SetRequiresGrad(t.name, False, attribute))
+        return
+    on = slot.p % 3 == 1
+    t = draft.pool.pick(96 + slot.first % 160, lambda s: s.leaf and s.dtype in FLOATS and s.tracked != on and not s.view)
+    if t is None or (on and t.uses and _has_views(draft, t)):
+        return
+    t.tracked = on
+    draft.statements.append(SetRequiresGrad(t.name, on, attribute))
+
+
+def _has_views(draft: Draft, t: Sketch) -> bool:
+    """A view taken before its base is switched on says that it requires grad, and nobody promises what that means."""
+    return any(isinstance(s, Apply) and t.name in s.args and OPS[s.op].kind in ("view", "several") for s in draft.statements)
+
+
+def _rebuild(draft: Draft, slot: Slot) -> None:
+    """Run the ops that lead to a root once more, under new names."""
+    root = draft.pool.pick(slot.first, lambda s: s.tracked and not s.leaf)
+    if root is None:
+        return
+    draft.rebuilt += 1
+    made_by = {name: s for s in draft.statements if isinstance(s, Apply) for name in writes(s)}
+    cut = {s.arg for s in draft.statements if type(s).__name__ == "DetachInPlace"}
+    wanted: set[str] = set()
+    pending = [root.name]
+    while pending:
+        name = pending.pop()
+        if name in made_by and name not in wanted and (name not in cut or name == root.name):
+            wanted.update(made_by[name].outs)
+            pending.extend(made_by[name].args)
+    again = [s for s in draft.statements if isinstance(s, Apply) and s.outs[0] in wanted]
+    names = {name: f"{name}_r{draft.rebuilt}" for s in again for name in s.outs}
+    draft.statements.extend(renamed(s, names) for s in again)
+    fresh = Sketch(names[root.name], root.key, root.shape, root.dtype, root.low, root.high, root.tracked, op=root.op)
+    draft.pool.add(fresh)
+
+
+def _write(draft: Draft, slot: Slot) -> None:
+    t = draft.pool.pick(96 + slot.first % 160, lambda s: s.writable and s.op in ("detach", "data"))
+    if t is not None:
+        t.writable = False
+        draft.statements.append(Write(t.name))
