@@ -92,7 +92,14 @@ class _Trial:
                 return tuple(self._history())
             self.program = fresh
         blamed = [claim for claim, control in self._features() if self.clean(control)]
-        return tuple(dict.fromkeys(blamed)) or (GENERAL[self.difference.kind],)
+        return tuple(dict.fromkeys(blamed)) or (self._general(),)
+
+    def _general(self) -> str:
+        """No control is right: the most general claim that speaks of this kind of difference."""
+        statement = self.case.program.statements[self.difference.at]
+        if self.difference.kind == "missing" and self.difference.name in statement.roots:  # type: ignore[union-attr]
+            return "requires-grad.means-differentiable"
+        return GENERAL[self.difference.kind]
 
     # --- what came before -----------------------------------------------------------------------------------------
 
@@ -106,7 +113,7 @@ class _Trial:
         resets = [i for i in history(self.program) if isinstance(self.program.statements[i], SetGrad)]
         if resets and self.clean(without(self.program, resets)):
             return ["grad.reset-none-or-zero"]
-        return [self._repetition()]
+        return self._repetition()
 
     def _accumulation(self, name: str) -> list[str]:
         """The pass alone is right; added to what was there it is not."""
@@ -131,18 +138,25 @@ class _Trial:
         rest = without(self.program, backwards[:-1])
         return exchanged(rest, len(rest) - 1, Backward(roots, seeds))
 
-    def _repetition(self) -> str:
-        """The pass is right unless others ran before it."""
+    def _repetition(self) -> list[str]:
+        """The pass is right unless others ran before it: which of them, and what do the two share?"""
         case = self.case.again(self.program)
         if case is None or not case.passes:
-            return GENERAL[self.difference.kind]
+            return [GENERAL[self.difference.kind]]
         *before, this = case.passes
+        culprits = [p for p in before if self.clean(without(self.program, (p.at,)))] or before
+        frees = [p for p in culprits if isinstance(p.statement, Grad) and not _retains(p.statement)]
+        if frees:
+            return ["agrad.frees-executed-part"]
+        backwards = [i for i, s in enumerate(self.program) if isinstance(s, Backward)]
+        losses = isinstance(this.statement, Backward) and any(p.statement.roots != this.statement.roots for p in culprits)
+        if losses and self.difference.kind == "wrong" and self.clean(self._at_once(backwards)):
+            return ["grad.multi-loss-equals-sum-loss"]
         nodes = {node.at for node in this.due.executed}
-        again = any(nodes & {node.at for node in p.due.executed} for p in before)
-        if again:
-            return "free.retain-graph-repeat"
+        if any(nodes & {node.at for node in p.due.executed} for p in culprits):
+            return ["free.retain-graph-repeat"]
         ops = [s.op for s in self.program if isinstance(s, Apply)]
-        return "free.forward-backward-pairing" if len(set(ops)) < len(ops) else "free.disjoint-graphs"
+        return ["free.forward-backward-pairing" if len(set(ops)) < len(ops) else "free.disjoint-graphs"]
 
     # --- what is particular ---------------------------------------------------------------------------------------
 
@@ -221,6 +235,10 @@ class _Trial:
             off = "requires-grad.off-after-forward"
             on = "requires-grad.on-after-forward" if used_before else "requires-grad.start-recording-later"
             yield (on if s.value else off), without(program, flips)
+
+
+def _retains(s: Pass) -> bool:
+    return s.create_graph if s.retain_graph is None else s.retain_graph
 
 
 def _all_zero(literal: str) -> bool:

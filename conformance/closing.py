@@ -63,7 +63,7 @@ def _notes(families: Iterable[Any]) -> Iterable[str]:
     for family in families:
         where = f"{family.name} on {family.device}"
         if family.unexamined:
-            yield f"{where}: gradients differ in {family.unexamined} more programs than were examined"
+            yield f"{where}: so many gradients differ that those of {family.unexamined} programs were not compared"
         for leak in sorted(set(family.leaks)):
             yield f"{where}: a program left {leak} changed"
         for change, count in family.changed.items():

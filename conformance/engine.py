@@ -7,6 +7,7 @@ takes the next free shard until none is left, so no program is judged twice and 
 from __future__ import annotations
 
 import faulthandler
+import gc
 import hashlib
 import sys
 from collections.abc import Iterable, Sequence
@@ -31,7 +32,7 @@ from autograd_conformance.strategies.programs import decode
 from autograd_conformance.verdicts import Violation
 
 KEPT = 4  # examples kept of each kind of violation, per shard and claim
-EXAMINED = 8  # programs with differences whose controls are run, per shard: on a broken device all would be alike
+EXAMINED = 8  # programs whose gradients differ, per shard; after them only flags, errors and memory are judged
 HANG = 60.0  # seconds without progress of the journal
 DEATHS = 3  # processes that a shard may cost before the rest of it is given up
 
@@ -145,6 +146,8 @@ class Engine:
                 self._judge_shard(shard, name, device)
 
     def _judge_shard(self, shard: Shard, name: str, device: Device) -> None:
+        gc.collect()
+        gc.freeze()  # cases are cyclic garbage; without what was there before they are quick to collect
         with shard.journal() as pen:
             deaths = shard.deaths
             if pen.running is not None:
@@ -228,9 +231,9 @@ class _ShardWork:
                 self.counts[word] = self.counts.get(word, 0) + 1
             examine = self.examined < EXAMINED
             found = judge(case, self.checks, examine=examine)
-            if case.differences:
+            self.unexamined += not examine
+            if examine and case.differences:
                 self.examined += 1
-                self.unexamined += not examine
         self.excluded += case.excluded
         self.leaks += case.seen.leaks
         for claim, (count, violations) in found.items():

@@ -35,7 +35,7 @@ from autograd_conformance.program import (
 )
 
 Array = np.ndarray
-RAISES = "RuntimeError"
+SPLITS = ("unbind", "split", "chunk")  # ops with several outputs, all of them views
 
 
 class InvalidProgram(ValueError):
@@ -209,9 +209,9 @@ class _Model:
 
     def _apply(self, at: int, s: Apply) -> None:
         op = OPS[s.op]
-        inputs = tuple(self.live[name] for name in s.args)
+        inputs = tuple([self.live[name] for name in s.args])
         params = dict(s.params)
-        values = tuple(t.value for t in inputs)
+        values = tuple([t.value for t in inputs])
         if self.noise is not None:
             values = tuple(self.noise(t.value, t.dtype) for t in inputs)
         result = op.value(*values, **params)
@@ -221,15 +221,15 @@ class _Model:
         dtypes = op.dtypes([(t.dtype, t.shape) for t in inputs])
         if isinstance(dtypes, str):
             dtypes = (dtypes,) * len(several)
-        records = not s.no_grad and op.vjp is not None and any(t.requires_grad for t in inputs)
+        records = op.vjp is not None and not s.no_grad and True in [t.requires_grad for t in inputs]
         node = self._record(at, op, params, inputs, values, result) if records else None
+        view = op.kind == "view" or op.name in SPLITS
         outs = []
-        for slot, (name, value, dtype) in enumerate(zip(s.outs, several, dtypes, strict=True)):
-            tracked = node is not None and dtype in FLOATS
-            view = op.kind == "view" or (op.kind == "several" and op.name in ("unbind", "split", "chunk"))
+        for slot, name in enumerate(s.outs):
+            value = np.asarray(several[slot], dtype=np.float64)
+            maker = node if dtypes[slot] in FLOATS else None
             storage = inputs[0].storage if view else Storage()
-            value = np.asarray(value, dtype=np.float64)
-            out = Paper(name, value.shape, dtype, value, tracked, storage, node if tracked else None, slot, view)
+            out = Paper(name, value.shape, dtypes[slot], value, maker is not None, storage, maker, slot, view)
             self._put(out)
             outs.append(out)
         if node is not None:
@@ -239,15 +239,18 @@ class _Model:
         self, at: int, op: Op, params: dict[str, Any], inputs: tuple[Paper, ...], values: tuple[Array, ...], result: Any
     ) -> Node:
         node = Node(at, len(self.due.nodes), op, params, inputs, values, result)
-        node.edges = tuple((t.node or t) if t.requires_grad else None for t in inputs)
-        node.slots = tuple(t.slot for t in inputs)
-        node.unsure = any(map(_stale, inputs))
+        node.edges = tuple([(t.node or t) if t.requires_grad else None for t in inputs])
+        node.slots = tuple([t.slot for t in inputs])
+        node.unsure = True in [_stale(t) for t in inputs]
         self.due.nodes[at] = node
         return node
 
     def _rewrap(self, s: Rewrap) -> None:
         _, shares, tracked = REWRAPS[s.how]
         t = self.live[s.arg]
+        if s.how == "same":
+            self.live[s.out] = t
+            return
         storage = t.storage if shares else Storage()
         self._put(Paper(s.out, t.shape, t.dtype, t.value, tracked, storage, is_view=shares, alias=s.how))
 
@@ -317,6 +320,8 @@ class _Model:
         due.again = [node for node in executed if node.freed]
         due.unsure = any(node.unsure for node in executed) or any(_stale(t) for t in (*roots, *(targets or ())))
         _look_for_writes(due)
+        perhaps = _perhaps_executed(s, targets or (), executed)
+        due.unsure = due.unsure or any(node.freed or node.unsure for node in perhaps)
         arrived = self._propagate(roots, s.seeds, executed, targets)
         retain = s.create_graph if s.retain_graph is None else s.retain_graph
         if not retain:
@@ -324,6 +329,7 @@ class _Model:
                 node.freed, node.freed_by = True, at
         if due.depends or due.unsure:
             _confuse(executed)
+        _confuse(perhaps)
         return arrived
 
     def _propagate(
@@ -335,7 +341,6 @@ class _Model:
     ) -> list[tuple[Paper, Array]]:
         """Cotangents, newest node first. Returns what arrived at the leaves, or at the targets."""
         inbox: dict[tuple[int, int], Array] = {}
-        owner: dict[tuple[int, int], Paper] = {}
 
         def send(edge: Node | Paper, slot: int, g: Array) -> None:
             key = (id(edge), slot)
@@ -349,28 +354,27 @@ class _Model:
             send(root.node or root, root.slot, g)
         leaves: dict[int, Paper] = {id(r): r for r in roots if r.node is None}
         for node in executed:
-            parts = self._pull(node, inbox)
-            for edge, slot, part in zip(node.edges, node.slots, parts, strict=True):
+            for edge, slot, part in zip(node.edges, node.slots, self._pull(node, inbox), strict=True):
                 if edge is not None:
                     send(edge, slot, part)
                     if isinstance(edge, Paper):
                         leaves[id(edge)] = edge
-        wanted = list(leaves.values()) if targets is None else targets
-        owner.update({(id(t.node or t), t.slot): t for t in wanted})
-        reached = [(t, inbox.get(key)) for key, t in owner.items()]
+        wanted = leaves.values() if targets is None else targets
+        reached = [(t, inbox.get((id(t.node or t), t.slot))) for t in wanted]
         return [(t, g) for t, g in reached if g is not None]
 
     def _pull(self, node: Node, inbox: dict[tuple[int, int], Array]) -> Sequence[Array]:
+        """Cotangents of a node's inputs from those of its outputs; an output that none reached counts as zero."""
+        vjp, values, result = node.op.vjp, node.values, node.result
+        assert vjp is not None
         gs = [inbox.get((id(node), slot)) for slot in range(len(node.outs))]
-        zeroed = tuple(np.zeros(out.shape) if g is None else g for g, out in zip(gs, node.outs, strict=True))
-        values, result = node.values, node.result
+        gs = [np.zeros(out.shape) if g is None else g for g, out in zip(gs, node.outs, strict=True)]
         if self.noise is not None:
-            zeroed = tuple(self.noise(g, out.dtype) for g, out in zip(zeroed, node.outs, strict=True))
+            gs = [self.noise(g, out.dtype) for g, out in zip(gs, node.outs, strict=True)]
             values = tuple(self.noise(v, t.dtype) for v, t in zip(values, node.inputs, strict=True))
             if not isinstance(result, tuple):
                 result = self.noise(result, node.outs[0].dtype)
-        assert node.op.vjp is not None
-        parts = node.op.vjp(Plain, zeroed if isinstance(result, tuple) else zeroed[0], result, *values, **node.params)
+        parts = vjp(Plain, tuple(gs) if isinstance(result, tuple) else gs[0], result, *values, **node.params)
         return parts if isinstance(parts, tuple) else (parts,)
 
 
@@ -382,24 +386,32 @@ def _executed(roots: Sequence[Paper], targets: Sequence[Paper] | None) -> list[N
         node = pending.pop()
         if node.order not in seen:
             seen[node.order] = node
-            pending.extend(edge for edge in node.edges if isinstance(edge, Node))
+            pending += [edge for edge in node.edges if type(edge) is Node]
     if targets is None:
         return [seen[order] for order in sorted(seen, reverse=True)]
     wanted = {id(t.node or t) for t in targets}
-    useful: set[int] = set()
     for order in sorted(seen):  # oldest first: an edge leads to an older node
-        if any(e is not None and (id(e) in wanted or (isinstance(e, Node) and e.order in useful)) for e in seen[order].edges):
-            useful.add(order)
-    return [seen[order] for order in sorted(useful, reverse=True)]
+        if wanted.isdisjoint(map(id, seen[order].edges)):
+            del seen[order]
+        else:
+            wanted.add(id(seen[order]))
+    return [seen[order] for order in sorted(seen, reverse=True)]
+
+
+def _perhaps_executed(s: Pass, targets: Sequence[Paper], executed: Sequence[Node]) -> list[Node]:
+    """Nodes of non-leaves in ``backward(inputs=...)``: torch runs them too, and nobody promises that it does or not."""
+    if not isinstance(s, Backward):
+        return []
+    return [t.node for t in targets if t.node is not None and t.node not in executed]
 
 
 def _stale(t: Paper) -> bool:
     """A view whose base was written behind its back: what its history is now, nobody promises."""
-    return t.is_view and any(noticed for _, noticed in t.storage.writes)
+    return t.is_view and bool(t.storage.writes) and any(noticed for _, noticed in t.storage.writes)
 
 
 def _confuse(executed: Sequence[Node]) -> None:
-    """After a pass that may have raised half-way nobody knows which of its nodes were freed."""
+    """Of these nodes nobody knows whether they were freed, by a pass that may have raised half-way, say."""
     for node in executed:
         node.unsure = True
 
@@ -408,6 +420,8 @@ def _look_for_writes(due: PassDue) -> None:
     """Note the executed nodes whose inputs or outputs were written, or detached in place, after they were recorded."""
     for node in due.executed:
         for t in node.inputs + node.outs:
+            if not t.storage.writes and t.detached_at < 0:
+                continue
             later = {at for at, noticed in t.storage.writes if noticed and at > node.at}
             if later:
                 due.written.setdefault(node.at, set()).update(later)

@@ -143,6 +143,7 @@ REWRAPS: dict[str, tuple[str, bool, bool]] = {
     "tensor_tracked": ("torch.tensor({arg}, requires_grad=True)", False, True),
     "new_tensor": ("{arg}.new_tensor({arg})", False, False),
     "parameter": ("torch.nn.Parameter({arg})", True, True),
+    "same": ("{arg}.to({arg}.dtype)", True, False),  # nothing to convert: the tensor itself
 }
 
 _KINDS: dict[str, type] = {

@@ -6,7 +6,7 @@ With devices.py and faults/ the only place that touches torch. Judges nothing.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -151,7 +151,6 @@ class Runner:
         self.leaves: dict[str, torch.Tensor] = {}
         self.before: dict[str, torch.Tensor | None] = {}
         self.seeds: list[tuple[str, torch.Tensor]] = []
-        self.targeted: set[str] = set()
         self.seen = Seen()
 
     def play(self, program: Program) -> None:
@@ -253,6 +252,8 @@ class Runner:
             result = call(*args, *values)
         if isinstance(result, torch.Tensor):
             self._keep(s.outs[0], result)
+            if s.op == "clone" and result.numel():
+                self.seen.facts[at, "same memory"] = _storage(result) == _storage(args[0])
             return
         for name, t in zip(s.outs, result, strict=True):
             self._keep(name, t)
@@ -263,9 +264,12 @@ class Runner:
         t = self.live[s.arg]
         flags = _look(t)
         new = _rewrap_call(s.how)(t)
-        self._keep(s.out, new)
         facts = self.seen.facts
         facts[at, "new object"] = new is not t
+        if s.how == "same":
+            self.live[s.out] = t
+            return
+        self._keep(s.out, new)
         facts[at, "source unchanged"] = _look(t) == flags
         if new.numel():
             facts[at, "same memory"] = _storage(new) == _storage(t) and new.storage_offset() == t.storage_offset()
@@ -316,7 +320,8 @@ class Runner:
             keywords["create_graph"] = True
         if s.inputs is not None:
             keywords["inputs"] = [self.live[name] for name in s.inputs]
-            self.targeted.update(s.inputs)
+            self._watch(s.inputs)
+        held = [(root._version, _numbers(root) if self.values else None) for root in roots]
         if len(roots) > 1:
             result = torch.autograd.backward(roots, seeds, **keywords)  # type: ignore[func-returns-value]
         elif seeds[0] is None:
@@ -324,6 +329,14 @@ class Runner:
         else:
             result = roots[0].backward(seeds[0], **keywords)  # type: ignore[func-returns-value]
         self.seen.facts[at, "returns None"] = result is None
+        now = [(root._version, _numbers(root) if self.values else None) for root in roots]
+        self.seen.facts[at, "roots unchanged"] = _equal(held, now)
+
+    def _watch(self, inputs: Iterable[str]) -> None:
+        """Tensors that backward was asked for get a ``.grad``, be they leaves or not."""
+        for name in inputs:
+            if name not in self.leaves:
+                self.leaves[name], self.before[name] = self.live[name], None
 
     def _grad(self, at: int, s: Grad) -> None:
         roots, inputs = [self.live[name] for name in s.roots], [self.live[name] for name in s.inputs]
@@ -377,7 +390,7 @@ class Runner:
 
     def _look_for_kept_grads(self) -> None:
         for name, t in self.live.items():
-            if name not in self.leaves and name not in self.targeted and _grad_of(t) is not None:
+            if name not in self.leaves and _grad_of(t) is not None:
                 self.seen.kept.append(name)
 
 
@@ -395,6 +408,11 @@ def _look(t: torch.Tensor) -> TensorSeen:
 def _numbers(t: torch.Tensor) -> Any:
     """The values as nested lists of floats."""
     return t.tolist()
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Equal, where nan equals nan."""
+    return bool(one == other) or repr(one) == repr(other)
 
 
 def _storage(t: torch.Tensor) -> int:

@@ -117,13 +117,12 @@ def test_unused_output_is_zero(case: Case) -> Findings:
 
 @claim("backward.returns-none")
 def test_returns_none(case: Case) -> Findings:
-    """backward() returns None."""
+    """backward() returns None and leaves the numbers and the version of its roots alone."""
     for p in case.judged:
-        if isinstance(p.statement, Backward):
-            returned = case.seen.facts.get((p.at, "returns None"), True)
-            if returned:
-                yield HELD
-            else:
-                s = p.statement
-                call = f"{s.roots[0]}.backward" if len(s.roots) == 1 else "torch.autograd.backward"
-                yield case.judge(p.at, f"{call} is a procedure", True, returned, "backward returns nothing")
+        if not isinstance(p.statement, Backward):
+            continue
+        root = p.statement.roots[0]
+        nothing = case.seen.facts.get((p.at, "returns None"))
+        yield case.judge(p.at, "returned is None", True, nothing, "gradients go to .grad, nothing is returned")
+        same = case.seen.facts.get((p.at, "roots unchanged"))
+        yield case.judge(p.at, f"({root}.tolist(), {root}._version) == held", True, same, "backward only reads", before=f"held = ({root}.tolist(), {root}._version)")

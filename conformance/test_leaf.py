@@ -45,6 +45,10 @@ def test_cast_makes_nonleaf(case: Case) -> Findings:
         if OPS[s.op].kind == "cast" and operands[0].requires_grad and not s.no_grad:
             yield case.judge(m.at, f"{m.name}.is_leaf", False, m.seen.is_leaf, "the conversion is recorded")
             yield case.judge(m.at, f"{m.name}.dtype == torch.{m.paper.dtype}", True, m.seen.dtype == m.paper.dtype, "it was converted")
+    for at, s in case.at(Rewrap):
+        if s.how == "same" and (at, "new object") in case.seen.facts:
+            same = not case.seen.facts[at, "new object"]
+            yield case.judge(at, f"{s.out} is {s.arg}", True, same, "there is nothing to convert")
 
 
 @claim("leaf.clone-is-differentiable")
@@ -57,6 +61,9 @@ def test_clone_is_differentiable(case: Case) -> Findings:
         if s.op == "clone" and operands[0].requires_grad and not s.no_grad:
             clones[m.at] = m
             yield case.judge(m.at, f"{m.name}.is_leaf", False, m.seen.is_leaf, "clone is an op like any other")
+        if s.op == "clone" and (m.at, "same memory") in case.seen.facts:
+            probe = f"{m.name}.untyped_storage().data_ptr() == {s.args[0]}.untyped_storage().data_ptr()"
+            yield case.judge(m.at, probe, False, case.seen.facts[m.at, "same memory"], "a clone has memory of its own")
     for p in case.judged:
         if case.carried(p) and any(node.at in clones for node in p.due.executed):
             yield HELD

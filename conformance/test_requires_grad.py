@@ -157,7 +157,7 @@ def test_off_after_forward(case: Case) -> Findings:
             if p.at > at and reached and p.statement.inputs is None:
                 before, after = p.before.get(s.arg), p.after.get(s.arg)
                 due, seen = (g and g.values for g in (before, after))
-                yield case.judge(p.at, f"{s.arg}.grad", due, seen, "it does not require grad when backward comes")
+                yield case.judge(p.at, f"None if {s.arg}.grad is None else {s.arg}.grad.tolist()", due, seen, "it does not require grad when backward comes")
 
 
 @claim("requires-grad.on-after-forward")
@@ -169,7 +169,7 @@ def test_on_after_forward(case: Case) -> Findings:
             if p.at > at and executed and s.arg not in p.due.deltas and isinstance(p.statement, Backward):
                 before, after = p.before.get(s.arg), p.after.get(s.arg)
                 due, seen = (g and g.values for g in (before, after))
-                yield case.judge(p.at, f"{s.arg}.grad", due, seen, "it did not require grad when the op ran")
+                yield case.judge(p.at, f"None if {s.arg}.grad is None else {s.arg}.grad.tolist()", due, seen, "it did not require grad when the op ran")
 
 
 def _leads_to(case: Case, p, name: str) -> bool:  # type: ignore[no-untyped-def]

@@ -39,12 +39,20 @@ def repro(example: Counterexample, sentence: str, source: str, device: str = "cp
     for index, statement in enumerate(statements[: violation.at]):
         lines += _guarded(line_source(index, statement, device), index in example.raised)
     lines += [violation.before] if violation.before else []
-    judged = line_source(violation.at, statements[violation.at], device)
+    judged = _bound(line_source(violation.at, statements[violation.at], device), violation)
     if violation.check == "raises" and not violation.probe:
         lines += _attempt(judged)
     else:
         lines += [*_guarded(judged, violation.at in example.raised), "", *_look(violation)]
     return "\n".join([*lines, *_verdict(violation), ""])
+
+
+def _bound(line: str, violation: Violation) -> str:
+    """The judged line with what the probe asks for by name: a value that ``before`` binds, or what the call returns."""
+    name, _, value = violation.before.partition(" = ")
+    if value and value in line:
+        line = line.replace(value, name)
+    return f"returned = {line}" if re.search(r"\breturned\b", violation.probe) else line
 
 
 def repro_name(example: Counterexample) -> str:

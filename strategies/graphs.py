@@ -24,7 +24,9 @@ _GROUPS: tuple[tuple[str, ...], ...] = (
     ("binary", "reduction", "contraction", "view", "kinked"),
     ("join", "several", "constant", "cast", "binary", "smooth"),
 )
-_REWRAPS = ("detach", "detach", "detach", "data", "reattach", "copy", "tensor", "tensor_tracked", "new_tensor", "parameter")
+_REWRAPS = (
+    "detach", "detach", "detach", "data", "reattach", "reattach", "copy", "tensor", "tensor_tracked", "new_tensor", "parameter", "same",
+)  # fmt: skip
 # Ops that are picked more often than their even share, for what they have found.
 _WEIGHT = {"add": 3, "mul": 3, "stack": 2, "where": 4, "to_float32": 2, "to_float64": 3, "positive": 1, "gt": 1, "bmm": 2,
            "mv": 2, "dot": 3, "mm": 3, "prod_dim": 2, "pow": 2, "atan2": 1, "log": 2, "sqrt": 2, "rsqrt": 2, "norm": 3, "reciprocal": 2, "bmm": 3, "gather": 2, "var": 2, "index_select": 2, "tril": 2, "permute": 2, "transpose": 2}  # fmt: skip
@@ -71,6 +73,11 @@ def _cut(pool: Pool, slot: Slot, name: str) -> list[Statement]:
         t.tracked = views
         t.leaf = not views
         return [DetachInPlace(t.name)]
+    if slot.flags >= 250:
+        t = pool.pick(slot.first, lambda s: not s.tracked and bool(s.op) and not (s.view or s.uses) and s.dtype in FLOATS)
+        if t is not None:
+            t.tracked = t.leaf = True
+            return [SetRequiresGrad(t.name, True, attribute=slot.q % 4 == 3)]
     t = pool.pick(slot.first, lambda s: s.dtype in FLOATS)
     if t is None:
         return []
@@ -78,6 +85,8 @@ def _cut(pool: Pool, slot: Slot, name: str) -> list[Statement]:
     tracked = how in ("reattach", "tensor_tracked", "parameter")
     t.uses += 1
     made: list[Statement] = [Rewrap(name, t.name, how)]
+    if how == "same":
+        return made
     sketch = Sketch(name, slot.key, t.shape, t.dtype, t.low, t.high, tracked, leaf=True, view=True, op=how)
     sketch.writable = t.writable and how in ("detach", "data") and not t.view
     if how in ("copy", "tensor", "new_tensor") and slot.q % 2:

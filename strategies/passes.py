@@ -11,6 +11,7 @@ from autograd_conformance.program import (
     Backward,
     Constant,
     Grad,
+    Rewrap,
     SetGrad,
     SetRequiresGrad,
     Statement,
@@ -38,11 +39,11 @@ def add_closing(draft: Draft, slot: Slot, *, last: bool) -> None:
         _backward(draft, slot, last=last)
     elif kind < 180:
         _grad(draft, slot, last=last)
-    elif kind < 206:
+    elif kind < 202:
         _set_grad(draft, slot)
     elif kind < 226:
         _set_requires_grad(draft, slot)
-    elif kind < 243:
+    elif kind < 242:
         _rebuild(draft, slot)
     else:
         _write(draft, slot)
@@ -61,48 +62,67 @@ def _root(pool: Pool, slot: Slot, reference: int) -> Sketch | None:
 
 
 def _roots(pool: Pool, slot: Slot) -> list[Sketch]:
+    """One root mostly; else two or three, now and then the same twice."""
     first = _root(pool, slot, slot.first)
     if first is None:
         return []
-    if slot.more % 8 != 7:
-        return [first]
-    second = pool.pick(96 + slot.second % 160, lambda s: s.tracked and not s.leaf and s is not first)
-    return [first] if second is None else [first, second]
+    roots = [first]
+    for i in range((0, 0, 0, 0, 0, 0, 1, 2)[slot.more % 8]):
+        same = (slot.more >> 3) % 8 == 7
+        found = pool.pick(112 + (slot.second + 53 * i) % 144, lambda s: s.tracked and not s.leaf and (same or s not in roots))
+        if found is not None:
+            roots.append(first if same else found)
+    return roots
 
 
 def _seed(root: Sketch, slot: Slot, salt: int) -> Constant | None:
     size = prod(root.shape)
     if size == 1 and slot.q % 2 == 0:
         return None
-    if size != 1 and 240 <= slot.flags < 244:
+    if size != 1 and 240 <= slot.flags < (244 if size else 256):
         return None  # an implicit seed for a non-scalar is an error that is due
     return Constant(root.shape, root.dtype, numbers(size, slot.q + salt if slot.q else 0))
 
 
-def _retain(slot: Slot, *, last: bool) -> bool | None:
+def _retain(slot: Slot, *, last: bool, create_graph: bool, often: int) -> bool | None:
+    """Retain mostly, so that there is something left for the next pass."""
+    if create_graph and slot.flags % 4 == 1:
+        return False
     if last:
         return None if slot.flags % 4 else True
-    return None if slot.flags % 8 == 5 else True
+    return None if slot.flags % 8 < often else True
 
 
 def _backward(draft: Draft, slot: Slot, *, last: bool) -> None:
     roots = _roots(draft.pool, slot)
     if not roots:
         return
+    if len(roots) == 1 and prod(roots[0].shape) != 1 and slot.flags % 4 == 2:
+        roots = [_summed(draft, slot, roots[0])]
     inputs = None
     if slot.third >= 216:
-        leaves = _several(draft.pool, slot, lambda s: s.tracked and (s.leaf or (last and slot.third >= 248)))
+        leaves = _several(draft.pool, slot, lambda s: s.tracked and (s.leaf or (last and slot.third >= 236)))
         inputs = tuple(s.name for s in leaves) or None
     create_graph = slot.third < 20 and slot.third % 2 == 1
     draft.statements.append(
         Backward(
             tuple(r.name for r in roots),
             tuple(_seed(r, slot, i) for i, r in enumerate(roots)),
-            _retain(slot, last=last),
+            _retain(slot, last=last, create_graph=create_graph, often=1),
             create_graph,
             inputs,
         )
     )
+
+
+def _summed(draft: Draft, slot: Slot, root: Sketch) -> Sketch:
+    """``root.sum()``: the loss that most people call backward on, and whose gradient is an expanded number."""
+    draft.rebuilt += 1
+    total = Sketch(f"s{draft.rebuilt}", slot.key, (), root.dtype, root.low, root.high, root.tracked, op="sum")
+    total.depth = root.depth + 1
+    draft.statements.append(Apply((total.name,), "sum", (root.name,)))
+    draft.pool.add(total)
+    return total
 
 
 def _several(pool: Pool, slot: Slot, fits) -> list[Sketch]:  # type: ignore[no-untyped-def]
@@ -118,7 +138,7 @@ def _grad(draft: Draft, slot: Slot, *, last: bool) -> None:
     roots = _roots(draft.pool, slot)
     if not roots:
         return
-    stray = slot.third >= 250
+    stray, create_graph = slot.third >= 240, slot.third < 20
     inputs = _several(draft.pool, slot, lambda s: s.dtype in FLOATS and (s.tracked or stray))
     if not inputs:
         return
@@ -126,10 +146,10 @@ def _grad(draft: Draft, slot: Slot, *, last: bool) -> None:
     draft.statements.append(
         Grad(
             tuple(r.name for r in roots),
-            tuple(s.name for s in inputs),
+            tuple(s.name for s in (inputs if slot.q % 16 != 15 else [*inputs, inputs[0]])),
             tuple(_seed(r, slot, i) for i, r in enumerate(roots)),
-            _retain(slot, last=last),
-            slot.third < 20,
+            _retain(slot, last=last, create_graph=create_graph, often=3),
+            create_graph,
             allow_unused=forgiving in (1, 2),
             materialize_grads=forgiving == 3,
         )
@@ -153,16 +173,25 @@ def _set_requires_grad(draft: Draft, slot: Slot) -> None:
             draft.statements.append(SetRequiresGrad(t.name, False, attribute))
         return
     on = slot.p % 3 == 1
-    t = draft.pool.pick(96 + slot.first % 160, lambda s: s.leaf and s.dtype in FLOATS and s.tracked != on and not s.view)
-    if t is None or (on and t.uses and _has_views(draft, t)):
+    t = draft.pool.pick(96 + slot.first % 160, lambda s: _can_be_switched(draft, s, on=on))
+    if t is None:
         return
     t.tracked = on
     draft.statements.append(SetRequiresGrad(t.name, on, attribute))
 
 
-def _has_views(draft: Draft, t: Sketch) -> bool:
-    """A view taken before its base is switched on says that it requires grad, and nobody promises what that means."""
-    return any(isinstance(s, Apply) and t.name in s.args and OPS[s.op].kind in ("view", "several") for s in draft.statements)
+def _can_be_switched(draft: Draft, t: Sketch, *, on: bool) -> bool:
+    """A leaf that is in use; to be switched on it must have no views.
+
+    A view taken before its base is switched on says that it requires grad, and nobody promises what that means.
+    """
+    if not (t.leaf and t.uses and t.dtype in FLOATS and not t.view):
+        return False
+    if t.tracked is on:
+        return on and t.key % 4 == 0  # switched on twice is switched on
+    return not on or not any(
+        isinstance(s, Apply) and t.name in s.args and OPS[s.op].kind in ("view", "several") for s in draft.statements
+    )
 
 
 def _rebuild(draft: Draft, slot: Slot) -> None:
@@ -188,7 +217,11 @@ def _rebuild(draft: Draft, slot: Slot) -> None:
 
 
 def _write(draft: Draft, slot: Slot) -> None:
-    t = draft.pool.pick(96 + slot.first % 160, lambda s: s.writable and s.op in ("detach", "data"))
-    if t is not None:
-        t.writable = False
-        draft.statements.append(Write(t.name))
+    """Write to a tensor that is in use through a detached alias, behind the back of autograd."""
+    t = draft.pool.pick(112 + slot.first % 144, lambda s: s.writable and s.uses > 0 and s.dtype in FLOATS and not s.view)
+    if t is None:
+        return
+    t.writable = False
+    draft.rebuilt += 1
+    alias = f"w{draft.rebuilt}"
+    draft.statements += [Rewrap(alias, t.name, "data" if slot.p % 4 == 3 else "detach"), Write(alias)]

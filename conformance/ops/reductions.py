@@ -87,13 +87,13 @@ def _whole(name: str, call: str, value: Any, vjp: Any, **rules: Any) -> Op:
 
 
 REDUCTIONS: tuple[Op, ...] = (
-    _whole("sum", "{a}.sum()", np.sum, lambda A, g, y, x: A.broadcast_to(g, x.shape)),
+    _whole("sum", "{a}.sum()", np.sum, lambda A, g, y, x: A.broadcast_to(g, x.shape), hands_on=True),
     _whole("mean", "{a}.mean()", np.mean, lambda A, g, y, x: A.broadcast_to(g, x.shape) * (1.0 / prod(x.shape)),
            params=nonempty, bounds=hull),
     _whole("norm", "torch.linalg.vector_norm({a})", lambda x: np.sqrt(np.sum(x * x)), lambda A, g, y, x: g / y * x,
            params=nonempty, domain=positive, bounds=lambda r, n: (r[0][0], r[0][1] * max(n, 1) ** 0.5)),
     _reduction("sum_dim", "{a}.sum(dim={dim}, keepdim={keepdim})", lambda x, dim, keepdim: x.sum(axis=dim, keepdims=keepdim),
-               lambda A, g, y, x, dim, keepdim: _spread(A, g, x, dim)),
+               lambda A, g, y, x, dim, keepdim: _spread(A, g, x, dim), hands_on=True),
     _reduction("mean_dim", "{a}.mean(dim={dim}, keepdim={keepdim})",
                lambda x, dim, keepdim: x.mean(axis=dim, keepdims=keepdim),
                lambda A, g, y, x, dim, keepdim: _spread(A, g, x, dim) * (1.0 / x.shape[dim]),
@@ -115,7 +115,7 @@ REDUCTIONS: tuple[Op, ...] = (
                lambda x, dim, keepdim: x.var(axis=dim, keepdims=keepdim, ddof=1), _var_vjp,
                params=two_or_more, bounds=_square_sum),
     op("cumsum", "{a}.cumsum(dim={dim})", lambda x, dim: np.cumsum(x, axis=dim),
-       lambda A, g, y, x, dim: A.flip(A.cumsum(A.flip(g, dim), dim), dim), "reduction", params=a_dim, bounds=summed),
+       lambda A, g, y, x, dim: A.flip(A.cumsum(A.flip(g, dim), dim), dim), "reduction", params=a_dim, bounds=summed, hands_on=True),
     op("softmax", "{a}.softmax(dim={dim})", _softmax, lambda A, g, y, x, dim: y * (g - _along(A, g * y, dim)), "reduction",
        shapes=same, params=a_full_dim, bounds=lambda r, _: (0.0, 1.0)),
     op("log_softmax", "{a}.log_softmax(dim={dim})", _log_softmax,

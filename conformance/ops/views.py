@@ -21,7 +21,10 @@ MOST_DIMS = 4
 
 @lru_cache(maxsize=4096)
 def _origins(value: Callable[..., Any], shape: Shape, params: tuple[tuple[str, Param], ...]) -> Any:
-    return value(np.arange(prod(shape)).reshape(shape), **dict(params))
+    origins = value(np.arange(prod(shape)).reshape(shape), **dict(params))
+    if isinstance(origins, tuple):
+        return tuple(np.asarray(part, order="C") for part in origins)
+    return np.asarray(origins, order="C")
 
 
 @lru_cache(maxsize=4096)
@@ -45,7 +48,12 @@ def position_map(name: str, call: str, value: Callable[..., Any], kind: Any, par
             total = total + A.scatter(part, where, x.shape)
         return total
 
-    return op(name, call, value, vjp, kind, shapes=shapes, params=params, **rules)
+    return op(name, call, value, rules.pop("vjp", vjp), kind, shapes=shapes, params=params, **rules)
+
+
+def _same_elements(A: Any, g: Any, y: Any, x: Any, **_: Param) -> Any:
+    """VJP of a view that keeps all elements in their order."""
+    return A.reshape(g, x.shape)
 
 
 def _view(name: str, call: str, value: Callable[..., Any], params: Any, **rules: Any) -> Op:
@@ -150,16 +158,16 @@ def _squeeze(x: np.ndarray, dim: int) -> np.ndarray:
 
 
 VIEWS: tuple[Op, ...] = (
-    _view("reshape", "{a}.reshape({shape})", lambda x, shape: x.reshape(shape), _new_shape),
-    _view("flatten", "{a}.flatten()", lambda x: x.reshape(-1), _some_dims),
+    _view("reshape", "{a}.reshape({shape})", lambda x, shape: x.reshape(shape), _new_shape, vjp=_same_elements),
+    _view("flatten", "{a}.flatten()", lambda x: x.reshape(-1), _some_dims, vjp=_same_elements),
     _view("transpose", "{a}.transpose({dim0}, {dim1})", lambda x, dim0, dim1: x.swapaxes(dim0, dim1), _two_dims),
     _view("permute", "{a}.permute({dims})", lambda x, dims: x.transpose(dims), _order),
     _view("select", "{a}.select({dim}, {index})", lambda x, dim, index: np.take(x, index, axis=dim), _dim_index),
     _view("slice", "{a}[..., {start}::{step}]", lambda x, start, step: x[..., start::step], _start_step),
     _view("narrow", "{a}.narrow({dim}, {start}, {length})", _narrow, _part),
     _view("expand", "{a}.expand({shape})", lambda x, shape: np.broadcast_to(x, shape), _larger),
-    _view("unsqueeze", "{a}.unsqueeze({dim})", lambda x, dim: np.expand_dims(x, dim), _a_gap),
-    _view("squeeze", "{a}.squeeze({dim})", _squeeze, _any_dim),
+    _view("unsqueeze", "{a}.unsqueeze({dim})", lambda x, dim: np.expand_dims(x, dim), _a_gap, vjp=_same_elements),
+    _view("squeeze", "{a}.squeeze({dim})", _squeeze, _any_dim, vjp=_same_elements),
     _view("diagonal", "{a}.diagonal({offset})", lambda x, offset: np.diagonal(x, offset), _offset),
     _view("unfold", "{a}.unfold({dim}, {size}, {step})", _unfold, _windows),
 )
