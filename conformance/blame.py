@@ -146,7 +146,7 @@ class _Trial:
         *before, this = case.passes
         culprits = [p for p in before if self.clean(without(self.program, (p.at,)))] or before
         frees = [p for p in culprits if isinstance(p.statement, Grad) and not _retains(p.statement)]
-        if frees:
+        if frees and self.difference.kind == "raised":
             return ["agrad.frees-executed-part"]
         backwards = [i for i, s in enumerate(self.program) if isinstance(s, Backward)]
         losses = isinstance(this.statement, Backward) and any(p.statement.roots != this.statement.roots for p in culprits)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from math import prod
 
+import numpy as np
+
 from autograd_conformance.oracle import InvalidProgram, Paper, predict
 from autograd_conformance.program import (
     Apply,
@@ -94,7 +96,8 @@ def _parts(program: Program, violation: Violation) -> Iterator[Program]:
 def _tensors(program: Program) -> dict[str, Paper]:
     """The tensors of a program as they are before any pass; empty if it makes no sense."""
     try:
-        return predict(Program(tuple(s for s in program if isinstance(s, Leaf | Apply | Rewrap)))).tensors
+        with np.errstate(all="ignore"):
+            return predict(Program(tuple(s for s in program if isinstance(s, Leaf | Apply | Rewrap)))).tensors
     except InvalidProgram:
         return {}
 

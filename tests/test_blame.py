@@ -287,8 +287,16 @@ BLAME: dict[str, tuple[Patch, tuple[Statement, ...], set[str]]] = {
         (leaf("a", 3.0), op("b", "square", "a", no_grad=True), op("c", "mul", "a", "b"), Backward(("c",))),
         {"requires-grad.propagates-none"},
     ),
-    "zeroing is forgotten": (zeroing_forgotten, (*SQUARE, KEEP, SetGrad("a", "zero"), KEEP), {"grad.reset-none-or-zero"}),
-    "a derivative is wrong": (sine_wrong, (leaf("a", 0.5), op("b", "sin", "a"), Backward(("b",))), {"backward.chain-rule"}),
+    "zeroing is forgotten": (
+        zeroing_forgotten,
+        (*SQUARE, KEEP, SetGrad("a", "zero"), KEEP),
+        {"grad.reset-none-or-zero"},
+    ),
+    "a derivative is wrong": (
+        sine_wrong,
+        (leaf("a", 0.5), op("b", "sin", "a"), Backward(("b",))),
+        {"backward.chain-rule"},
+    ),
     "a derivative is wrong, in autograd.grad": (
         sine_wrong,
         (leaf("a", 0.5), op("b", "sin", "a"), Grad(("b",), ("a",))),
@@ -370,7 +378,13 @@ def test_each_rewrap_has_its_claim(how: str, claim: str, monkeypatch: pytest.Mon
     leak: Callable[[Tensor], Tensor] = lambda t: t * 1.0  # noqa: E731
     true = runner._rewrap_call
     monkeypatch.setattr(runner, "_rewrap_call", lambda name: leak if name == how else true(name))
-    program = (leaf("a", 3.0), op("b", "square", "a"), Rewrap("d", "b", how), op("c", "mul", "a", "d"), Backward(("c",)))
+    program = (
+        leaf("a", 3.0),
+        op("b", "square", "a"),
+        Rewrap("d", "b", how),
+        op("c", "mul", "a", "d"),
+        Backward(("c",)),
+    )
     assert blamed(*program) == {claim}
 
 

@@ -92,7 +92,9 @@ def _operand_shapes(op: Op, rng: np.random.Generator) -> list[Shape] | None:
 def _numbers(rng: np.random.Generator, shapes: Sequence[Shape], ranges: Sequence[Range]) -> list[np.ndarray]:
     """Numbers that float32 can hold, all apart from each other and from kinks."""
     for _ in range(200):
-        arrays = [rng.uniform(*r, size=s).astype(np.float32).astype(np.float64) for s, r in zip(shapes, ranges, strict=True)]
+        arrays = [
+            rng.uniform(*r, size=s).astype(np.float32).astype(np.float64) for s, r in zip(shapes, ranges, strict=True)
+        ]
         everything = np.sort(np.concatenate([*(x.ravel() for x in arrays), KINKS]))
         if np.all(np.diff(everything) > GAP):
             return arrays
@@ -171,8 +173,8 @@ def _dtype_choices(op: Op, count: int) -> Iterator[tuple[str, ...]]:
     for dtype in FLOATS:
         yield (*first, *(dtype,) * rest)
     if op.takes == "any":
-        yield "int64",
-        yield "bool",
+        yield ("int64",)
+        yield ("bool",)
     if rest == 2 and not op.same_dtype:
         yield (*first, "float32", "float64")
         yield (*first, "float64", "float32")
@@ -272,7 +274,9 @@ def test_the_checker_notices_one_part_in_a_thousand(name: str) -> None:
         parts = parts if isinstance(parts, tuple) else (parts,)
         return tuple(None if part is None else part * 1.001 for part in parts)
 
-    case = next(i for i in instances(name) if any(np.any(p) for p in i.vjp(_cotangents(i, np.random.default_rng(1)), i.args)))
+    case = next(
+        i for i in instances(name) if any(np.any(p) for p in i.vjp(_cotangents(i, np.random.default_rng(1)), i.args))
+    )
     assert_vjp_is_the_slope(case)
     with pytest.raises(AssertionError):
         assert_vjp_is_the_slope(dataclasses.replace(case, op=dataclasses.replace(case.op, vjp=off)))
@@ -471,4 +475,16 @@ def test_hands_on_is_declared(name: str) -> None:
 def test_hands_on_is_seen() -> None:
     """The check above can see it: for these ops torch hands the gradient on."""
     seen = {name for name in DIFFERENTIABLE if any(map(_hands_on, instances(name, 24)))}
-    assert seen >= {"add", "sub", "shift", "clone", "reshape", "transpose", "unsqueeze", "cat", "stack", "sum", "sum_dim"}
+    assert seen >= {
+        "add",
+        "sub",
+        "shift",
+        "clone",
+        "reshape",
+        "transpose",
+        "unsqueeze",
+        "cat",
+        "stack",
+        "sum",
+        "sum_dim",
+    }

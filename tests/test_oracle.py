@@ -195,7 +195,13 @@ def test_shapes_and_dtypes_on_paper() -> None:
 def test_nothing_passes_a_rewrap(how: str) -> None:
     """Each form of detach is a leaf with or without the flag, and its source gets the other path's gradient only."""
     _, shares, tracked = REWRAPS[how]
-    program = (leaf("a", 3.0), op("b", "square", "a"), Rewrap("d", "b", how), op("c", "mul", "a", "d"), Backward(("c",)))
+    program = (
+        leaf("a", 3.0),
+        op("b", "square", "a"),
+        Rewrap("d", "b", how),
+        op("c", "mul", "a", "d"),
+        Backward(("c",)),
+    )
     due = due_of(*program)
     assert due.made["d"] == (tracked, True)
     assert (due.tensors["d"].storage is due.tensors["b"].storage) is shares
@@ -204,7 +210,13 @@ def test_nothing_passes_a_rewrap(how: str) -> None:
 
 def test_a_conversion_that_converts_nothing_is_the_tensor_itself() -> None:
     """``to`` of the dtype that is there gives another name for the same tensor: the gradient passes."""
-    program = (leaf("a", 3.0), op("b", "square", "a"), Rewrap("d", "b", "same"), op("c", "mul", "a", "d"), Backward(("c",)))
+    program = (
+        leaf("a", 3.0),
+        op("b", "square", "a"),
+        Rewrap("d", "b", "same"),
+        op("c", "mul", "a", "d"),
+        Backward(("c",)),
+    )
     due = due_of(*program)
     assert due.tensors["d"] is due.tensors["b"]
     assert deltas(*program) == {"a": 27.0}
@@ -212,7 +224,13 @@ def test_a_conversion_that_converts_nothing_is_the_tensor_itself() -> None:
 
 def test_detach_in_place_cuts_later_uses_only() -> None:
     """detach_() makes a leaf; what used the tensor before still differentiates into its old history."""
-    before = (leaf("a", 3.0), op("b", "double", "a"), op("c", "shift", "b"), DetachInPlace("b"), op("d", "mul", "a", "b"))
+    before = (
+        leaf("a", 3.0),
+        op("b", "double", "a"),
+        op("c", "shift", "b"),
+        DetachInPlace("b"),
+        op("d", "mul", "a", "b"),
+    )
     due = due_of(*before)
     assert (due.tensors["b"].requires_grad, due.tensors["b"].is_leaf) == (False, True)
     assert deltas(*before, Backward(("d",))) == {"a": 6.0}
@@ -220,8 +238,10 @@ def test_detach_in_place_cuts_later_uses_only() -> None:
 
 
 def test_detach_in_place_of_a_saved_input_must_raise() -> None:
-    """Whether a pass must raise after detach_() depends on what was saved, and the paper says which statement did it."""
-    program = Program((leaf("a", 3.0), op("b", "double", "a"), op("c", "square", "b"), DetachInPlace("b"), Backward(("c",))))
+    """Whether a pass must raise after detach_() depends on what was saved; the paper says which one did it."""
+    program = Program(
+        (leaf("a", 3.0), op("b", "double", "a"), op("c", "square", "b"), DetachInPlace("b"), Backward(("c",)))
+    )
     case = Case(program, "cpu")
     (p,) = case.passes
     assert p.due.written == {1: {3}, 2: {3}}
@@ -287,7 +307,12 @@ def test_one_tensor_twice_in_one_op() -> None:
 
 def test_broadcast_operands_are_summed() -> None:
     """The gradient of a broadcast operand is the sum over where it went."""
-    program = (leaf("a", 1.0, 2.0, 3.0), leaf("b", 2.0), op("c", "mul", "a", "b"), Backward(("c",), (seed(1.0, 10.0, 100.0),)))
+    program = (
+        leaf("a", 1.0, 2.0, 3.0),
+        leaf("b", 2.0),
+        op("c", "mul", "a", "b"),
+        Backward(("c",), (seed(1.0, 10.0, 100.0),)),
+    )
     assert deltas(*program) == {"a": [2.0, 20.0, 200.0], "b": 321.0}
 
 
@@ -537,7 +562,14 @@ def test_grad_frees_only_what_it_executes() -> None:
 
 
 def _written(how: str, *later: Statement) -> tuple[Case, PassCase]:
-    program = (leaf("k", 2.0, grad=False), leaf("a", 3.0), op("c", "mul", "a", "k"), Rewrap("d", "k", how), Write("d"), *later)
+    program = (
+        leaf("k", 2.0, grad=False),
+        leaf("a", 3.0),
+        op("c", "mul", "a", "k"),
+        Rewrap("d", "k", how),
+        Write("d"),
+        *later,
+    )
     case = Case(Program(program), "cpu")
     assert disagreements(case) == []
     return case, case.passes[-1]
@@ -565,7 +597,13 @@ def test_a_write_before_the_use_does_not_matter() -> None:
 
 def test_a_write_to_what_was_not_saved_does_not_matter() -> None:
     """Addition saves nothing, so a write to its operand changes nothing."""
-    program = (leaf("k", 2.0, grad=False), leaf("a", 3.0), op("c", "add", "a", "k"), Rewrap("d", "k", "detach"), Write("d"))
+    program = (
+        leaf("k", 2.0, grad=False),
+        leaf("a", 3.0),
+        op("c", "add", "a", "k"),
+        Rewrap("d", "k", "detach"),
+        Write("d"),
+    )
     case = Case(Program((*program, Backward(("c",)))), "cpu")
     assert disagreements(case) == []
     assert case.passes[0].due.written == {2: {4}}
@@ -575,8 +613,8 @@ def test_a_write_to_what_was_not_saved_does_not_matter() -> None:
 def test_a_view_whose_base_was_written_is_unsure() -> None:
     """What the history of a view is after a write to its base, nobody promises."""
     program = (
-        leaf("a", 1.0, 2.0), op("b", "double", "a"), op("v", "unsqueeze", "b", dim=0), Rewrap("d", "b", "detach"), Write("d"),
-        op("w", "sum", "v"), Backward(("w",)),
+        leaf("a", 1.0, 2.0), op("b", "double", "a"), op("v", "unsqueeze", "b", dim=0), Rewrap("d", "b", "detach"),
+        Write("d"), op("w", "sum", "v"), Backward(("w",)),
     )  # fmt: skip
     case = Case(Program(program), "cpu")
     assert case.due.nodes[5].unsure
@@ -623,7 +661,7 @@ SENSELESS: dict[str, tuple[Statement, ...]] = {
 @pytest.mark.parametrize("name", SENSELESS)
 def test_senseless_programs(name: str) -> None:
     """A program that makes no sense is told from one that fails, with the number of the statement."""
-    with pytest.raises(InvalidProgram, match="statement [0-9]+|outputs"):
+    with pytest.raises(InvalidProgram, match=r"statement \d+|outputs"):
         predict(Program(SENSELESS[name]))
 
 
@@ -635,7 +673,13 @@ MIDDLE = {"oracle": "model", "algebra": "model", "strategies": "strategies", "re
 
 def test_paper_knows_no_torch() -> None:
     """Words, model, strategies and reports can be imported without torch, in a process of its own."""
-    parts = [*WORDS, *MIDDLE, "strategies.drawing", "strategies.programs", *(f"reports.{p.stem}" for p in _folder("reports"))]
+    parts = [
+        *WORDS,
+        *MIDDLE,
+        "strategies.drawing",
+        "strategies.programs",
+        *(f"reports.{p.stem}" for p in _folder("reports")),
+    ]
     names = ", ".join(f"autograd_conformance.{part}" for part in parts if not part.endswith("__init__"))
     code = f"import sys, {names}; print('torch' in sys.modules, 'autograd_conformance.oracle' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

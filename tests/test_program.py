@@ -306,7 +306,7 @@ def test_every_rewrap_has_a_source() -> None:
     """Each way to get a tensor from a tensor is torch source over ``{arg}``."""
     for how, (source, shares, tracked) in REWRAPS.items():
         assert "{arg}" in source, how
-        assert isinstance(shares, bool) and isinstance(tracked, bool)
+        assert {shares, tracked} <= {True, False}
 
 
 # --- size -------------------------------------------------------------------------------------------------------------

