@@ -19,11 +19,13 @@ from autograd_conformance.program import (
     Constant,
     DetachInPlace,
     Grad,
+    Leaf,
     Pass,
     Program,
     Rewrap,
     SetGrad,
     SetRequiresGrad,
+    Statement,
     Write,
     reads,
 )
@@ -57,8 +59,24 @@ _REWRAP_CLAIMS = {
     "tensor": "leaf.torch-tensor-copies",
     "tensor_tracked": "leaf.torch-tensor-copies",
     "new_tensor": "leaf.torch-tensor-copies",
+    "same": "leaf.cast-makes-nonleaf",
+}
+_STATEMENT_CLAIMS: dict[type, str] = {
+    Apply: "requires-grad.propagates-any",
+    Leaf: "leaf.created-by-user",
+    SetRequiresGrad: "requires-grad.inplace-setter-returns-self",
+    DetachInPlace: "detach.inplace-variant",
+    SetGrad: "grad.reset-none-or-zero",
+    Write: "detach.storage-shared",
 }
 Control = tuple[str, Program | None]
+
+
+def stray_claim(statement: Statement) -> str:
+    """The claim that is broken when a statement other than a pass raises and nothing is wrong with it."""
+    if isinstance(statement, Rewrap):
+        return _REWRAP_CLAIMS[statement.how]
+    return _STATEMENT_CLAIMS[type(statement)]
 
 
 def blame(case: Case, difference: Difference) -> tuple[str, ...]:

@@ -83,7 +83,7 @@ class PassCase:
         return self.must_raise is False and self.error is None
 
 
-DifferenceKind = Literal["missing", "unexpected", "wrong", "accumulated", "raised"]
+DifferenceKind = Literal["missing", "unexpected", "wrong", "accumulated", "raised", "stray"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Difference:
 
     def violation(self, claim: str, because: str) -> Violation:
         """The difference as a broken promise."""
-        if self.kind == "raised":
+        if self.kind in ("raised", "stray"):
             return Violation(claim, self.at, "", "None", self.seen, "raises", because=because, mark=self.kind)
         return Violation(
             claim, self.at, self.probe, self.due, self.seen, "close", self.tolerance, because=because, mark=self.kind
@@ -238,13 +238,19 @@ class Case:
     @cached_property
     def differences(self) -> list[Difference]:
         """Everything about gradients that is not as due, the earliest first."""
-        found: list[Difference] = []
+        found: list[Difference] = list(self._stray_errors())
         for p in self.passes:
             if p.must_raise is False and p.error is not None:
                 found.append(Difference(p.at, "", "raised", "", "None", p.error.kind))
             elif p.judged:
                 found.extend(self._differences(p))
         return found
+
+    def _stray_errors(self) -> Iterator[Difference]:
+        """Errors of statements that are no passes and with which nothing is wrong."""
+        for at, error in self.seen.errors.items():
+            if not isinstance(self.program.statements[at], Backward | Grad) and at not in self.due.refused:
+                yield Difference(at, "", "stray", "", "None", error.kind)
 
     def _differences(self, p: PassCase) -> Iterator[Difference]:
         is_backward = isinstance(p.statement, Backward)

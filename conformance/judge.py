@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from autograd_conformance.blame import blame
+from autograd_conformance.blame import blame, stray_claim
 from autograd_conformance.compare import HELD, Case, Findings
 from autograd_conformance.program import Program
 from autograd_conformance.verdicts import Violation
@@ -69,6 +69,10 @@ def blamed_violations(case: Case) -> dict[str, list[Violation]]:
     found: dict[str, list[Violation]] = {}
     known: set[tuple[str, str]] = set()
     for difference in case.differences:
+        if difference.kind == "stray":
+            claim_id = stray_claim(case.program.statements[difference.at])
+            found.setdefault(claim_id, []).append(difference.violation(claim_id, _BECAUSE["stray"]))
+            continue
         if (difference.kind, difference.name) in known:
             continue
         known.add((difference.kind, difference.name))
@@ -82,6 +86,7 @@ _BECAUSE = {
     "unexpected": "the root does not depend on this tensor in a way that carries a gradient, so nothing may change here",
     "wrong": "by the chain rule, computed on paper in float64, on top of what was there before",
     "accumulated": "autograd.grad returns gradients and must leave every .grad alone",
+    "stray": "nothing is wrong with this statement, so it must succeed",
     "raised": "the arguments are right and no buffer that is needed was freed or written, so the call must succeed",
 }
 

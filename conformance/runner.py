@@ -78,7 +78,8 @@ class Seen:
         errors: per statement that raised.
         grads: per pass or reset and per leaf name: its ``.grad`` afterwards.
         returned: per ``Grad`` statement: what it returned.
-        overlaps: per pass: pairs of names of gradients and seeds that share memory.
+        overlaps: per pass: pairs of names, at least one a gradient, that share memory: ``a.grad`` (a gradient),
+            ``gradient=0@5`` (the first seed of statement 5), ``a`` (a leaf itself).
         kept: names of tensors with a node whose ``.grad`` was set after the last backward.
         facts: yes-or-no observations by (statement, word).
         values: numbers of tensors by (statement, name), where a claim needs them.
@@ -379,14 +380,19 @@ class Runner:
     def _look_for_overlaps(self, at: int) -> None:
         if not self.values:
             return
-        spans = []
-        for name, g in (*((f"{n}.grad", g) for n, g in self.before.items()), *self.seeds):
-            if g is not None and g.numel():
-                spans.append((g.data_ptr(), name, g))
-        spans.sort(key=lambda span: span[:2])
-        for (_, name, g), (start, other, _) in zip(spans, spans[1:], strict=False):
-            if start <= _last_byte(g):
-                self.seen.overlaps.setdefault(at, []).append((name, other))
+        grads = [(f"{name}.grad", g) for name, g in self.before.items() if g is not None]
+        if not grads:
+            return
+        spans = [
+            (t.data_ptr(), _last_byte(t), name)
+            for name, t in (*grads, *self.seeds, *self.leaves.items())
+            if t.numel()
+        ]
+        spans.sort()
+        for i, (start, _, name) in enumerate(spans):
+            for _, end, other in spans[:i]:
+                if start <= end and (name.endswith(".grad") or other.endswith(".grad")):
+                    self.seen.overlaps.setdefault(at, []).append((other, name))
 
     def _look_for_kept_grads(self) -> None:
         for name, t in self.live.items():

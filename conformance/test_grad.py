@@ -104,18 +104,20 @@ def test_own_memory(case: Case) -> Findings:
 
 
 def _overlap(case: Case, p: PassCase, one: str, other: str) -> Violation:
-    """Two names of ``x.grad`` or ``gradient=i@at`` that share memory, as a broken promise."""
+    """Two names of the runner's that share memory, as a broken promise."""
     buffers = origins(p.due, [case.due.tensors[root] for root in p.statement.roots])
-    grads = [name.removesuffix(".grad") for name in (one, other) if name.endswith(".grad")]
-    reach = [buffers.get(name, set()) for name in grads]
-    if len(grads) == 2:
-        handed_on = bool(reach[0] & reach[1])
+    reach = [buffers.get(name.removesuffix(".grad"), set()) for name in (one, other) if name.endswith(".grad")]
+    seeds = [name for name in (one, other) if name.startswith("gradient=")]
+    if not seeds:
         probe = f"{one}.untyped_storage().data_ptr() == {other}.untyped_storage().data_ptr()"
-        return Violation("", p.at, probe, "False", "True", because="each leaf owns its gradient", mark=_mark(handed_on))
-    i = int(next(name for name in (one, other) if name.startswith("gradient=")).removeprefix("gradient=").split("@")[0])
+        handed_on = len(reach) == 2 and bool(reach[0] & reach[1])
+        why = "each leaf owns its gradient" if len(reach) == 2 else "a gradient is no view of a leaf"
+        return Violation("", p.at, probe, "False", "True", because=why, mark=_mark(handed_on))
+    i = int(seeds[0].removeprefix("gradient=").split("@")[0])
     seed = p.statement.seeds[i]
     assert seed is not None
-    probe = f"{grads[0]}.grad.untyped_storage().data_ptr() == seed.untyped_storage().data_ptr()"
+    grad = one if other == seeds[0] else other
+    probe = f"{grad}.untyped_storage().data_ptr() == seed.untyped_storage().data_ptr()"
     before, why = f"seed = {constant_source(seed, case.device)}", "the tensor passed as gradient= belongs to the user"
     handed_on = ("seed", i) in reach[0]
     return Violation("", p.at, probe, "False", "True", before=before, because=why, mark=_mark(handed_on))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from autograd_conformance import runner
 from autograd_conformance.claims import register
 from autograd_conformance.compare import Case

@@ -14,6 +14,7 @@ import autograd.numpy as hips
 import numpy as np
 import pytest
 import torch
+
 from autograd_conformance.algebra import Differentiable, Plain, Traced, gradient, traced_op
 from autograd_conformance.ops import FLOATS, MOST_DIMS, MOST_OUTPUTS, OPS, TABLE, Op
 from autograd_conformance.program import Param, Shape

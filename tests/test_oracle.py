@@ -10,10 +10,11 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
-import autograd_conformance
 import numpy as np
 import pytest
 import torch
+
+import autograd_conformance
 from autograd_conformance.compare import Case, PassCase
 from autograd_conformance.oracle import Due, InvalidProgram, Noise, PassDue, predict
 from autograd_conformance.program import (

@@ -9,6 +9,7 @@ from statistics import median
 
 import numpy as np
 import pytest
+
 from autograd_conformance.oracle import InvalidProgram, predict
 from autograd_conformance.program import (
     Apply,

@@ -14,6 +14,9 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 import torch
+from hypothesis import Phase, find, settings
+from hypothesis.strategies import SearchStrategy
+
 from autograd_conformance.census import FLOORS, words
 from autograd_conformance.compare import Case
 from autograd_conformance.ops import LIMIT, OPS, TABLE
@@ -38,8 +41,6 @@ from autograd_conformance.strategies import graphs, leaves, programs, shape_pair
 from autograd_conformance.strategies.drawing import draw
 from autograd_conformance.strategies.programs import PAYLOAD, decode
 from autograd_conformance.transform import compact
-from hypothesis import Phase, find, settings
-from hypothesis.strategies import SearchStrategy
 
 torch.set_num_threads(1)
 
