@@ -16,8 +16,8 @@ Tag = tuple[Any, ...]
 def origins(due: PassDue, roots: list[Paper]) -> dict[str, set[Tag]]:
     """Per leaf the buffers that its gradient may be (a view of): a seed, or what some formula made."""
     tags: dict[int, set[Tag]] = {}
-    for i, root in enumerate(roots):
-        tags.setdefault(id(root.node or root), set()).add(("seed", i))
+    for i, root in enumerate(roots):  # a leaf that is itself a root gets a copy of its seed
+        tags.setdefault(id(root.node or root), set()).add(("seed" if root.node else "copy", i))
     leaves: dict[str, Paper] = {root.name: root for root in roots if root.node is None}
     for node in due.executed:
         incoming = tags.get(id(node), set())

@@ -249,7 +249,8 @@ class Case:
     def _stray_errors(self) -> Iterator[Difference]:
         """Errors of statements that are no passes and with which nothing is wrong."""
         for at, error in self.seen.errors.items():
-            if not isinstance(self.program.statements[at], Backward | Grad) and at not in self.due.refused:
+            doubtful = at in self.due.refused or at in self.due.doubtful
+            if not doubtful and not isinstance(self.program.statements[at], Backward | Grad):
                 yield Difference(at, "", "stray", "", "None", error.kind)
 
     def _differences(self, p: PassCase) -> Iterator[Difference]:

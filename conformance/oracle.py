@@ -32,6 +32,7 @@ from autograd_conformance.program import (
     Shape,
     Statement,
     Write,
+    reads,
 )
 
 Array = np.ndarray
@@ -126,13 +127,24 @@ class PassDue:
 
 @dataclass(slots=True)
 class Due:
-    """All that is due of a program: every tensor as it was made, every pass, refused changes of the flag."""
+    """All that is due of a program.
+
+    Attributes:
+        tensors: every tensor, in its last state.
+        made: (requires_grad, is_leaf) of every tensor when it was made.
+        passes: per statement that is a pass.
+        refused: per statement that must raise although it is no pass, which rule says so.
+        nodes: per statement that recorded a node.
+        doubtful: statements that may raise or not, because they use a view whose base was written.
+
+    """
 
     tensors: dict[str, Paper] = field(default_factory=dict)
     made: dict[str, tuple[bool, bool]] = field(default_factory=dict)
     passes: dict[int, PassDue] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
     nodes: dict[int, Node] = field(default_factory=dict)
+    doubtful: set[int] = field(default_factory=set)
 
 
 class Noise:
