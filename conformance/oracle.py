@@ -191,6 +191,8 @@ class _Model:
         self.noise = noise
 
     def step(self, at: int, statement: Statement) -> None:
+        if any(_stale(self.live[name]) for name in reads(statement)):
+            self.due.doubtful.add(at)
         match statement:
             case Apply():
                 self._apply(at, statement)

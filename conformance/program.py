@@ -202,6 +202,8 @@ class Program:
             raise ProgramError(f"not JSON: {error}") from None
         if not isinstance(body, dict) or "statements" not in body:
             raise ProgramError("not a program: no 'statements'")
+        if not isinstance(body["statements"], list):
+            raise ProgramError(f"'statements' is no list but {body['statements']!r:.40}")
         if body.get("format") != FORMAT:
             raise ProgramError(f"program format {body.get('format')!r}, this version reads {FORMAT}")
         return cls(tuple(_statement(row) for row in body["statements"]))
@@ -331,7 +333,7 @@ def _value(field: Any) -> Any:
 
 
 def _statement(row: Any) -> Statement:
-    if not isinstance(row, list) or not row or row[0] not in _KINDS:
+    if not isinstance(row, list) or not row or not isinstance(row[0], str) or row[0] not in _KINDS:
         known = ", ".join(_KINDS)
         raise ProgramError(f"unknown statement {row!r:.80}; known kinds: {known}")
     cls = _KINDS[row[0]]

@@ -109,7 +109,7 @@ def _cuts(program: Program, violation: Violation) -> Iterator[Program]:
         s = program.statements[i]
         outs = s.outs if isinstance(s, Apply) else (s.out,) if isinstance(s, Rewrap) else ()
         if outs and all(out in tensors and tensors[out].dtype.startswith("float") for out in outs):
-            cut = exchanged(program, i, *(leaf_of(tensors[out]) for out in outs))
+            cut = exchanged(program, i, *(leaf_of(tensors[out], name=out) for out in outs))
             at = violation.at + len(outs) - 1
             yield needed(cut, min(at, len(cut) - 1))
 
@@ -117,9 +117,9 @@ def _cuts(program: Program, violation: Violation) -> Iterator[Program]:
 def _bypasses(program: Program, _: Violation) -> Iterator[Program]:
     """With an op left out and its operand in the place of its result."""
     for i, s in enumerate(program):
-        if isinstance(s, Apply) and len(s.outs) == 1:
+        if isinstance(s, Apply):
             for arg in dict.fromkeys(s.args):
-                rest = tuple(renamed(t, {s.out: arg}) for t in program.statements[i + 1 :])
+                rest = tuple(renamed(t, dict.fromkeys(s.outs, arg)) for t in program.statements[i + 1 :])
                 yield refitted(Program((*program.statements[:i], *rest)))
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
+import numpy as np
+
 from autograd_conformance.buffers import origins
 from autograd_conformance.compare import HELD, Case, Findings, PassCase
 from autograd_conformance.judge import claim
@@ -151,6 +153,7 @@ def test_create_graph_replaces(case: Case) -> Findings:
 @claim("grad.reset-none-or-zero")
 def test_reset_none_or_zero(case: Case) -> Findings:
     """After .grad = None or .grad.zero_() the next backward leaves its own gradient alone there."""
+    yield from _reset(case)
     yield from _after_reset(case, ("none", "zero"))
 
 
@@ -158,6 +161,17 @@ def test_reset_none_or_zero(case: Case) -> Findings:
 def test_user_assigned_is_base(case: Case) -> Findings:
     """Backward adds to a .grad that the user assigned."""
     yield from _after_reset(case, ("assign",))
+
+
+def _reset(case: Case) -> Findings:
+    """What a reset itself leaves behind."""
+    for at, s in case.at(SetGrad):
+        after = case.seen.grads[at].get(s.arg)
+        if s.how == "none":
+            yield case.judge(at, f"{s.arg}.grad is None", True, after is None, "it was set to None")
+        elif s.how == "zero" and after is not None and after.values is not None:
+            zeros = np.zeros(after.shape).tolist()
+            yield case.judge(at, f"{s.arg}.grad.tolist()", zeros, after.values, "it was set to zero")
 
 
 def _after_reset(case: Case, hows: tuple[str, ...]) -> Findings:

@@ -83,7 +83,7 @@ def cut_off(program: Program, tensors: dict[str, Paper]) -> Program | None:
     rows: list[Statement] = []
     for s in program:
         if isinstance(s, Rewrap):
-            rows.append(leaf_of(tensors[s.out]))
+            rows.append(leaf_of(tensors[s.out], name=s.out))
             found = True
         elif isinstance(s, Apply) and s.no_grad and all(tensors[out].dtype in FLOATS for out in s.outs):
             rows.extend(leaf_of(tensors[out], requires_grad=False) for out in s.outs)
@@ -94,24 +94,27 @@ def cut_off(program: Program, tensors: dict[str, Paper]) -> Program | None:
 
 
 def unshared(program: Program, tensors: dict[str, Paper]) -> Program | None:
-    """Every use of a tensor after the first by an op becomes a leaf of its own; None if nothing is used twice."""
+    """Every use of a tensor after the first by an op becomes a leaf of its own; None if nothing is used twice.
+
+    A pass that names its inputs names the new leaves too.
+    """
     used: set[str] = set()
     rows: list[Statement] = []
-    copies = 0
+    copies: list[Leaf] = []
     for s in program:
-        if not isinstance(s, Apply):
-            rows.append(s)
-            continue
-        args = []
-        for name in s.args:
-            if name in used and tensors[name].dtype in FLOATS:
-                copies += 1
-                args.append(f"u{copies}")
-                rows.append(leaf_of(tensors[name], name=f"u{copies}"))
-            else:
-                args.append(name)
-            used.add(name)
-        rows.append(replace(s, args=tuple(args)))
+        if isinstance(s, Backward | Grad) and s.inputs is not None:
+            s = replace(s, inputs=(*s.inputs, *(leaf.name for leaf in copies if leaf.requires_grad)))
+        if isinstance(s, Apply):
+            args = []
+            for name in s.args:
+                again = name in used and tensors[name].dtype in FLOATS
+                if again:
+                    copies.append(leaf_of(tensors[name], name=f"u{len(copies)}"))
+                    rows.append(copies[-1])
+                args.append(copies[-1].name if again else name)
+                used.add(name)
+            s = replace(s, args=tuple(args))
+        rows.append(s)
     return Program(tuple(rows)) if copies else None
 
 

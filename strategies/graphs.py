@@ -11,6 +11,11 @@ from autograd_conformance.program import Apply, DetachInPlace, Rewrap, SetRequir
 from autograd_conformance.strategies.payload import Pool, Sketch, Slot
 
 MOST_ELEMENTS = 128
+# Ops that make equal elements or exact zeros, and ops that choose between elements or have a kink at zero: what a choice
+# between equals gives as a gradient, nobody promises, so the second kind is not applied to what the first has made.
+_TYING = {"expand", "contiguous", "repeat", "gather", "index", "index_select", "take", "tril", "pad", "masked_fill", "relu", "clamp",
+          "unfold", "to_int64", "var", "var_mean"}  # fmt: skip
+_CHOOSING = {"amax", "amin", "max_dim", "min_dim", "sort", "relu", "abs", "leaky_relu", "clamp"}
 MAYBE_VIEWS = ("reshape", "flatten")  # a view or a copy, as memory allows
 TRIES = 12
 
@@ -29,7 +34,7 @@ _REWRAPS = (
 )  # fmt: skip
 # Ops that are picked more often than their even share, for what they have found.
 _WEIGHT = {"add": 3, "mul": 3, "stack": 2, "where": 4, "to_float32": 2, "to_float64": 3, "positive": 1, "gt": 1, "bmm": 2,
-           "mv": 2, "dot": 3, "mm": 3, "prod_dim": 2, "pow": 2, "atan2": 1, "log": 2, "sqrt": 2, "rsqrt": 2, "norm": 3, "reciprocal": 2, "bmm": 3, "gather": 2, "var": 2, "index_select": 2, "tril": 2, "permute": 2, "transpose": 2}  # fmt: skip
+           "mv": 2, "dot": 3, "mm": 3, "prod_dim": 4, "pow": 2, "atan2": 1, "log": 2, "sqrt": 2, "rsqrt": 2, "norm": 3, "reciprocal": 2, "bmm": 3, "gather": 2, "var": 2, "index_select": 2, "tril": 2, "permute": 2, "transpose": 2}  # fmt: skip
 
 
 @lru_cache(maxsize=8)
@@ -53,7 +58,7 @@ def add_op(pool: Pool, slot: Slot, group: int, name: str) -> list[Statement]:
     last = None
     for _ in range(TRIES):
         op = table[at % len(table)]
-        at += 1
+        at += 1 + slot.third
         if op is last:
             continue
         last = op
@@ -89,6 +94,7 @@ def _cut(pool: Pool, slot: Slot, name: str) -> list[Statement]:
         return made
     sketch = Sketch(name, slot.key, t.shape, t.dtype, t.low, t.high, tracked, leaf=True, view=True, op=how)
     sketch.writable = t.writable and how in ("detach", "data") and not t.view
+    sketch.tied = t.tied
     if how in ("copy", "tensor", "new_tensor") and slot.q % 2:
         made.append(SetRequiresGrad(name, True, attribute=slot.q % 4 == 3))
         sketch.tracked = True
@@ -128,7 +134,7 @@ def _try_op(pool: Pool, slot: Slot, op: Op, name: str) -> Apply | None:
         return None  # a cast to the dtype that it has returns the tensor itself
     ranges = [(s.low, s.high) for s in operands]
     shapes = [s.shape for s in operands]
-    if not op.domain(ranges):
+    if not op.domain(ranges) or (op.name in _CHOOSING and operands[0].tied):
         return None
     params = op.params(shapes, slot.p, slot.q)
     if params is None:
@@ -167,6 +173,7 @@ def _sketch_outputs(
         key = (slot.key + 31 * i) % 256
         sketch = Sketch(out, key, shape, dtype, *bounds, tracked and floating, view=view, op=op.name)
         sketch.depth = depth if sketch.tracked else 0
+        sketch.tied = op.name in _TYING or any(s.tied for s in operands) or len({s.shape for s in operands}) > 1
         sketch.leaf = not sketch.tracked
         sketch.writable = op.kind not in ("view", "several", "cast") and floating
         pool.add(sketch)

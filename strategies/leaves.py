@@ -56,7 +56,7 @@ def numbers(size: int, seed: int, *, positive: bool = False) -> tuple[float, ...
 
 
 def leaf(slot: Slot, base: Shape, name: str) -> tuple[Leaf, Sketch]:
-    """The leaf that a field describes, and its sketch. Zero bytes: a contiguous float64 tensor of ones, no grad."""
+    """The leaf that a field describes, and its sketch. Zero bytes: a contiguous float64 tensor of ones that requires grad."""
     shape = varied(base, slot.first, slot.second)
     positive = slot.flags & 12 == 4
     dtype = "float32" if slot.flags & 48 == 16 else "float64"
@@ -69,6 +69,7 @@ def leaf(slot: Slot, base: Shape, name: str) -> tuple[Leaf, Sketch]:
     low, high = (0.3, 2.2) if positive or slot.q == 0 else (-2.0, 2.0)
     sketch = Sketch(name, slot.key, shape, dtype, low, high, requires_grad, leaf=True)
     sketch.writable = layout != "expanded"
+    sketch.tied = prod(shape) > 1 and (layout == "expanded" or slot.q == 0)
     return made, sketch
 
 

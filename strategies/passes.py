@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import prod
 
-from autograd_conformance.ops import FLOATS, OPS
+from autograd_conformance.ops import FLOATS, LIMIT, OPS
 from autograd_conformance.program import (
     Apply,
     Backward,
@@ -89,7 +89,7 @@ def _retain(slot: Slot, *, last: bool, create_graph: bool, often: int) -> bool |
     if create_graph and slot.flags % 4 == 1:
         return False
     if last:
-        return None if slot.flags % 4 else True
+        return True if slot.flags % 4 == 3 else None
     return None if slot.flags % 8 < often else True
 
 
@@ -97,7 +97,8 @@ def _backward(draft: Draft, slot: Slot, *, last: bool) -> None:
     roots = _roots(draft.pool, slot)
     if not roots:
         return
-    if len(roots) == 1 and prod(roots[0].shape) != 1 and slot.flags % 4 == 2:
+    small = max(-roots[0].low, roots[0].high) * prod(roots[0].shape) <= LIMIT
+    if len(roots) == 1 and prod(roots[0].shape) != 1 and small and slot.flags % 4 == 2:
         roots = [_summed(draft, slot, roots[0])]
     inputs = None
     if slot.third >= 216:
@@ -138,7 +139,7 @@ def _grad(draft: Draft, slot: Slot, *, last: bool) -> None:
     roots = _roots(draft.pool, slot)
     if not roots:
         return
-    stray, create_graph = slot.third >= 240, slot.third < 20
+    stray, create_graph = slot.third >= 240, 20 <= slot.third < 40
     inputs = _several(draft.pool, slot, lambda s: s.dtype in FLOATS and (s.tracked or stray))
     if not inputs:
         return

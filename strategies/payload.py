@@ -51,6 +51,7 @@ class Sketch:
     leaf: bool = False
     view: bool = False
     writable: bool = True
+    tied: bool = False  # elements may be equal, or exactly zero
     op: str = ""
     uses: int = 0
     depth: int = 0

@@ -14,19 +14,19 @@ PAYLOAD = (1 + LEAVES + NODES + CLOSINGS) * FIELD
 
 def decode(payload: bytes, *, leaves: int = LEAVES, nodes: int = NODES, closings: int = CLOSINGS) -> Program:
     """The program that a payload of ``(1 + leaves + nodes + closings) * 8`` bytes describes."""
-    header = slot(payload, 0)
+    end = leaves + nodes + closings
+    header = slot(payload, end)  # last, for Hypothesis makes the first bytes small first
     base, group = base_shape(header), header.kind % 8
     draft = Draft(Pool())
-    for i in range(1, 1 + leaves):
+    for i in range(leaves):
         field = slot(payload, i)
-        if field.kind or (i == leaves and not draft.statements):
-            draft.statements.append(add_leaf(draft.pool, field, base, chr(ord("a") + i - 1)))
-    for i in range(1 + leaves, 1 + leaves + nodes):
+        if field.kind or (i == leaves - 1 and not draft.statements):
+            draft.statements.append(add_leaf(draft.pool, field, base, chr(ord("a") + i)))
+    for i in range(leaves, leaves + nodes):
         field = slot(payload, i)
         if field.kind:
-            draft.statements.extend(add_op(draft.pool, field, group, f"t{i - leaves}"))
-    end = 1 + leaves + nodes + closings
-    for i in range(1 + leaves + nodes, end):
+            draft.statements.extend(add_op(draft.pool, field, group, f"t{i - leaves + 1}"))
+    for i in range(leaves + nodes, end):
         field = slot(payload, i)
         if field.kind:
             add_closing(draft, field, last=i == end - 1)

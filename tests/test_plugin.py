@@ -232,11 +232,15 @@ def test_crash_without_xdist_is_taken_up_again(tmp_path: Path) -> None:
     assert _sines(result)
 
 
+# A shell without a terminal starts what runs in its background with SIGINT ignored, and children inherit that.
+HEED = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.executable, sys.argv[1:])"
+
+
 @contextlib.contextmanager
 def _started(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """A process at the head of a group of its own, as a terminal would start it."""
     child = subprocess.Popen(
-        [sys.executable, *arguments],
+        [sys.executable, "-c", HEED, sys.executable, *arguments],
         cwd=folder,
         env=_environment(),
         stdout=subprocess.PIPE,
@@ -268,7 +272,7 @@ def test_interrupt_leaves_a_report(tmp_path: Path, workers: str) -> None:
         _until(lambda: list(work.rglob("shard-*.running")))
         time.sleep(0.5)
         os.killpg(child.pid, signal.SIGINT)
-        told, _ = child.communicate(timeout=LIMIT)
+        told, _ = child.communicate(timeout=120)
     report = _report(tmp_path)
     _validate(report)
     assert {result["verdict"] for result in report["results"]} == {"not-run"}

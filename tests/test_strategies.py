@@ -156,10 +156,8 @@ SMALLEST_GRAPHS: dict[str, tuple[Callable[[Program], bool], tuple[Statement, ...
     "mul": (runs("mul"), (ones(), Apply(("b",), "mul", ("a", "a")))),
     "sin": (runs("sin"), (ones(), Apply(("b",), "sin", ("a",)))),
     "log": (runs("log"), (ones(), Apply(("b",), "log", ("a",)))),
-    "relu": (runs("relu"), (ones(), Apply(("b",), "relu", ("a",)))),
     "stack": (runs("stack"), (ones(), Apply(("b",), "stack", ("a", "a"), (("dim", 0),)))),
     "mm": (runs("mm"), (ones(1, 1), Apply(("b",), "mm", ("a", "a")))),
-    "tril": (runs("tril"), (ones(1, 1), Apply(("b",), "tril", ("a",), (("diagonal", 0),)))),
     "no_grad": (some(Apply, lambda s: s.no_grad), (ones(), Apply(("b",), "add", ("a", "a"), (), True))),
     "detach": (has(Rewrap), (ones(), Rewrap("b", "a", "detach"))),
     "detach_": (has(DetachInPlace), (ones(), ADD, DetachInPlace("b"))),
@@ -313,7 +311,7 @@ def test_every_program_makes_sense() -> None:
 def test_most_gradients_are_specified() -> None:
     """At least nine in ten compared gradients, and of their elements, are not moved visibly by rounding."""
     sizes: list[tuple[int, int]] = []
-    for payload in draw(150, 3):
+    for payload in (payload for shard in range(4) for payload in draw(60, shard)):
         case = Case(decode(payload), "cpu", samples=8)
         with np.errstate(all="ignore"):
             for p in case.judged:

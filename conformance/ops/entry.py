@@ -207,6 +207,12 @@ def hull_with_zero(ranges: Sequence[Range], terms: int) -> Range:
     return min(low, 0.0), max(high, 0.0)
 
 
+def hull_or_index(ranges: Sequence[Range], terms: int) -> Range:
+    """Between the operands' extremes, or a position among ``terms`` elements."""
+    low, high = hull(ranges, terms)
+    return min(low, 0.0), max(high, float(terms))
+
+
 def summed(ranges: Sequence[Range], terms: int) -> Range:
     """A sum of up to ``terms`` elements, perhaps of none."""
     low, high = ranges[0]

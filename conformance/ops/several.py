@@ -17,6 +17,8 @@ from autograd_conformance.ops.entry import (
     broadcast,
     broadcastable,
     hull,
+    hull_or_index,
+    hull_with_zero,
     op,
     reduced,
     same,
@@ -189,11 +191,11 @@ SEVERAL: tuple[Op, ...] = (
     position_map("split", "{a}.split({size}, dim={dim})", _split, "several", _pieces),
     position_map("chunk", "{a}.chunk(2, dim={dim})", _chunk, "several", a_full_dim),
     op("max_dim", "{a}.max(dim={dim}, keepdim={keepdim})", _extreme(np.argmax), _picked_vjp, "several",
-       shapes=_twice(reduced), params=a_full_dim_keepdim, dtypes=_with_indices),
+       shapes=_twice(reduced), params=a_full_dim_keepdim, dtypes=_with_indices, bounds=hull_or_index),
     op("min_dim", "{a}.min(dim={dim}, keepdim={keepdim})", _extreme(np.argmin), _picked_vjp, "several",
-       shapes=_twice(reduced), params=a_full_dim_keepdim, dtypes=_with_indices),
+       shapes=_twice(reduced), params=a_full_dim_keepdim, dtypes=_with_indices, bounds=hull_or_index),
     op("sort", "{a}.sort(dim={dim}, descending={descending})", _sort, _sorted_vjp, "several", shapes=_twice(same),
-       params=_sort_params, dtypes=_with_indices),
+       params=_sort_params, dtypes=_with_indices, bounds=hull_or_index),
     op("var_mean", "torch.var_mean({a}, dim={dim}, keepdim={keepdim})", _var_mean, _var_mean_vjp, "several",
        shapes=_twice(reduced), params=two_or_more, dtypes=lambda o: (o[0][0], o[0][0]), bounds=_square_hull),
 )
@@ -213,7 +215,8 @@ CONSTANTS: tuple[Op, ...] = (
     _compared("gt", ">", np.greater),
     _compared("le", "<=", np.less_equal),
     op("positive", "{a} > 0.0", lambda x: x > 0, None, "constant", dtypes=always("bool"), bounds=lambda r, _: (0.0, 1.0)),
-    op("to_int64", "{a}.to(torch.int64)", np.trunc, None, "constant", dtypes=always("int64")),
+    op("to_int64", "{a}.to(torch.int64)", np.trunc, None, "constant", dtypes=always("int64"),
+       bounds=hull_with_zero),
 )
 
 CASTS: tuple[Op, ...] = (

@@ -162,14 +162,14 @@ VIEWS: tuple[Op, ...] = (
     _view("flatten", "{a}.flatten()", lambda x: x.reshape(-1), _some_dims, vjp=_same_elements),
     _view("transpose", "{a}.transpose({dim0}, {dim1})", lambda x, dim0, dim1: x.swapaxes(dim0, dim1), _two_dims),
     _view("permute", "{a}.permute({dims})", lambda x, dims: x.transpose(dims), _order),
-    _view("select", "{a}.select({dim}, {index})", lambda x, dim, index: np.take(x, index, axis=dim), _dim_index),
+    _view("select", "{a}.select({dim}, {index})", lambda x, dim, index: np.take(x, index, axis=dim), _dim_index, hands_on=False),
     _view("slice", "{a}[..., {start}::{step}]", lambda x, start, step: x[..., start::step], _start_step),
-    _view("narrow", "{a}.narrow({dim}, {start}, {length})", _narrow, _part),
-    _view("expand", "{a}.expand({shape})", lambda x, shape: np.broadcast_to(x, shape), _larger),
+    _view("narrow", "{a}.narrow({dim}, {start}, {length})", _narrow, _part, hands_on=False),
+    _view("expand", "{a}.expand({shape})", lambda x, shape: np.broadcast_to(x, shape), _larger, hands_on=False),
     _view("unsqueeze", "{a}.unsqueeze({dim})", lambda x, dim: np.expand_dims(x, dim), _a_gap, vjp=_same_elements),
     _view("squeeze", "{a}.squeeze({dim})", _squeeze, _any_dim, vjp=_same_elements),
-    _view("diagonal", "{a}.diagonal({offset})", lambda x, offset: np.diagonal(x, offset), _offset),
-    _view("unfold", "{a}.unfold({dim}, {size}, {step})", _unfold, _windows),
+    _view("diagonal", "{a}.diagonal({offset})", lambda x, offset: np.diagonal(x, offset), _offset, hands_on=False),
+    _view("unfold", "{a}.unfold({dim}, {size}, {step})", _unfold, _windows, hands_on=False),
 )
 
 
@@ -299,5 +299,5 @@ INDEXING: tuple[Op, ...] = (
     op("pad", "torch.nn.functional.pad({a}, ({left}, {right}))", _pad,
        lambda A, g, y, x, left, right: A.take(
            g, np.arange(prod(g.shape)).reshape(g.shape)[..., left : left + x.shape[-1]]),
-       "index", shapes=_padded, params=_edges, bounds=hull_with_zero, hands_on=True),
+       "index", shapes=_padded, params=_edges, bounds=hull_with_zero),
 )
