@@ -386,8 +386,7 @@ class _Model:
         if self.noise is not None:
             gs = [self.noise(g, out.dtype) for g, out in zip(gs, node.outs, strict=True)]
             values = tuple(self.noise(v, t.dtype) for v, t in zip(values, node.inputs, strict=True))
-            if not isinstance(result, tuple):
-                result = self.noise(result, node.outs[0].dtype)
+            result = node.op.value(*values, **node.params)
         parts = vjp(Plain, tuple(gs) if isinstance(result, tuple) else gs[0], result, *values, **node.params)
         return parts if isinstance(parts, tuple) else (parts,)
 

@@ -174,6 +174,7 @@ def _sketch_outputs(
         sketch = Sketch(out, key, shape, dtype, *bounds, tracked and floating, view=view, op=op.name)
         sketch.depth = depth if sketch.tracked else 0
         sketch.tied = op.name in _TYING or any(s.tied for s in operands) or len({s.shape for s in operands}) > 1
+        sketch.tied = sketch.tied or (len(set(map(id, operands))) < len(operands) and op.kind in ("join", "contraction"))
         sketch.leaf = not sketch.tracked
         sketch.writable = op.kind not in ("view", "several", "cast") and floating
         pool.add(sketch)
