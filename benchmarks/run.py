@@ -9,6 +9,7 @@ same graph, from its leaves to its last root. Ratios repeat well, microseconds d
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import random
 import time
@@ -39,16 +40,16 @@ class Raw(runner.Runner):
     def _keep(self, name: str, t: torch.Tensor) -> None:
         self.live[name] = t
 
-    def _look_at_grads(self, at: int) -> None:
+    def _look_at_grads(self, _: int) -> None:
         pass
 
     def _look_for_kept_grads(self) -> None:
         pass
 
-    def _rewrap(self, at: int, s: Rewrap) -> None:
+    def _rewrap(self, _: int, s: Rewrap) -> None:
         self.live[s.out] = runner._rewrap_call(s.how)(self.live[s.arg])
 
-    def _write(self, at: int, s: Write) -> None:
+    def _write(self, _: int, s: Write) -> None:
         with torch.no_grad():
             self.live[s.arg].mul_(2.0)
 
@@ -98,10 +99,8 @@ def gradcheck(part: tuple[Program, Backward]) -> None:
                 raw._apply(at, s)
         return raw.live[backward.roots[0]]
 
-    try:
+    with contextlib.suppress(RuntimeError, ValueError):  # a root that no leaf reaches; what it cost until then counts
         torch.autograd.gradcheck(root, tuple(leaves.values()), fast_mode=True, raise_exception=False)
-    except (RuntimeError, ValueError):
-        pass  # a root that no leaf reaches; what it cost until then counts
 
 
 def example(program: Program) -> None:
@@ -113,7 +112,7 @@ def measure(nodes: int, count: int) -> dict[str, float]:
     """Microseconds for one program of so many nodes, part by part."""
     closings = 7
     size = (1 + 4 + nodes + closings) * FIELD
-    source = random.Random(nodes)
+    source = random.Random(nodes)  # noqa: S311 - payloads, not secrets
     payloads = [source.randbytes(size) for _ in range(count)]
     programs = [decode(p, nodes=nodes, closings=closings) for p in payloads]
     cases = [Case(p, "cpu") for p in programs]

@@ -25,7 +25,7 @@ def sum_to(g: Any, shape: Shape) -> Any:
     return g.sum(axis=axes, keepdims=True) if axes else g
 
 
-def scatter(g: Any, origins: np.ndarray, shape: Shape) -> np.ndarray:
+def scatter(g: Any, origins: np.ndarray, shape: Shape) -> Any:
     """The transpose of :func:`take`: adds each element of ``g`` at its flat position in zeros of ``shape``."""
     counts = np.bincount(origins.reshape(-1), weights=g.reshape(-1), minlength=prod(shape))
     return counts.reshape(shape)
@@ -36,7 +36,7 @@ def take(x: Any, positions: np.ndarray) -> Any:
     return x.reshape(-1)[positions]
 
 
-def broadcast_to(x: Any, shape: Shape) -> np.ndarray:
+def broadcast_to(x: Any, shape: Shape) -> Any:
     """``x`` repeated to ``shape``; numpy's own function takes five times as long on small arrays."""
     return np.zeros(shape) + x
 
@@ -46,7 +46,8 @@ class Plain:
 
     exp, log, sin, cos, power, matmul = np.exp, np.log, np.sin, np.cos, np.power, np.matmul
     where = np.where
-    sum_to, scatter, take, broadcast_to = map(staticmethod, (sum_to, scatter, take, broadcast_to))
+    sum_to, scatter = staticmethod(sum_to), staticmethod(scatter)
+    take, broadcast_to = staticmethod(take), staticmethod(broadcast_to)
     flip, cumsum = np.flip, np.cumsum
 
     @staticmethod
@@ -130,8 +131,8 @@ class Traced:
     __radd__, __rmul__ = __add__, __mul__
 
 
-def traced_op(name: str, *args: Any, **params: Any) -> Any:
-    """Apply an op of the table to traced values; a tuple for several outputs."""
+def traced_op(name: str, *args: Any, **params: Any) -> Traced:
+    """Apply an op of the table that has one output to traced values."""
     op = OPS[name]
     parents = [x if isinstance(x, Traced) else Traced(x) for x in args]
     values = op.value(*(p.value for p in parents), **params)

@@ -167,7 +167,9 @@ class _Trial:
         if frees and self.difference.kind == "raised":
             return ["agrad.frees-executed-part"]
         backwards = [i for i, s in enumerate(self.program) if isinstance(s, Backward)]
-        losses = isinstance(this.statement, Backward) and any(p.statement.roots != this.statement.roots for p in culprits)
+        losses = isinstance(this.statement, Backward) and any(
+            p.statement.roots != this.statement.roots for p in culprits
+        )
         if losses and self.difference.kind == "wrong" and self.clean(self._at_once(backwards)):
             return ["grad.multi-loss-equals-sum-loss"]
         nodes = {node.at for node in this.due.executed}
@@ -211,13 +213,18 @@ class _Trial:
     def _arguments(self, program: Program, last: int, s: Pass) -> Iterator[Control]:
         if len(s.roots) > 1:
             one_at_a_time = [
-                replace(s, roots=(root,), seeds=(seed,), retain_graph=True, **({"allow_unused": True} if isinstance(s, Grad) else {}))
+                replace(s, roots=(root,), seeds=(seed,), retain_graph=True)
                 for root, seed in zip(s.roots, s.seeds, strict=True)
             ]
+            if isinstance(s, Grad):  # a root may not reach every input
+                one_at_a_time = [replace(part, allow_unused=True) for part in one_at_a_time if isinstance(part, Grad)]
             claim = "backward.list-of-roots" if isinstance(s, Backward) else "agrad.sum-over-outputs"
             yield claim, exchanged(program, last, *one_at_a_time)
         if s.create_graph and isinstance(s, Backward):
-            yield "grad.create-graph-replaces", exchanged(program, last, replace(s, create_graph=False, retain_graph=True))
+            yield (
+                "grad.create-graph-replaces",
+                exchanged(program, last, replace(s, create_graph=False, retain_graph=True)),
+            )
         if any(seed is None for seed in s.seeds):
             yield "backward.scalar-implicit-one", exchanged(program, last, replace(s, seeds=self._explicit(s)))
         ones = tuple(None if seed is None else ones_like(seed) for seed in s.seeds)
@@ -265,4 +272,3 @@ def _all_zero(literal: str) -> bool:
 
 def _names(program: Program) -> set[str]:
     return {name for s in program for name in reads(s)}
-

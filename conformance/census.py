@@ -8,7 +8,18 @@ from math import prod
 import numpy as np
 
 from autograd_conformance.oracle import Due, Node
-from autograd_conformance.program import Apply, Backward, DetachInPlace, Grad, Leaf, Program, Rewrap, SetGrad, Write
+from autograd_conformance.program import (
+    Apply,
+    Backward,
+    DetachInPlace,
+    Grad,
+    Leaf,
+    Pass,
+    Program,
+    Rewrap,
+    SetGrad,
+    Write,
+)
 
 # word -> (sentence, least share of programs); a test holds the floors
 FLOORS: dict[str, tuple[str, float]] = {
@@ -63,20 +74,24 @@ def words(program: Program, due: Due) -> set[str]:
     return found
 
 
+def _of_pass(s: Pass) -> Iterator[str]:
+    if len(s.roots) > 1:
+        yield "two roots"
+    if s.create_graph:
+        yield "create_graph"
+    if isinstance(s, Grad):
+        yield "autograd.grad"
+    elif s.inputs is not None:
+        yield "inputs="
+
+
 def _arguments(program: Program) -> Iterator[str]:
-    backwards = 0
+    if sum(isinstance(s, Backward) for s in program) >= 2:
+        yield "backward twice"
     for s in program:
         match s:
             case Backward() | Grad():
-                backwards += isinstance(s, Backward)
-                if len(s.roots) > 1:
-                    yield "two roots"
-                if s.create_graph:
-                    yield "create_graph"
-                if isinstance(s, Grad):
-                    yield "autograd.grad"
-                elif s.inputs is not None:
-                    yield "inputs="
+                yield from _of_pass(s)
             case SetGrad():
                 yield "reset"
             case Rewrap() | DetachInPlace():
@@ -85,8 +100,6 @@ def _arguments(program: Program) -> Iterator[str]:
                 yield "write through an alias"
             case Apply(no_grad=True):
                 yield "no_grad"
-    if backwards >= 2:
-        yield "backward twice"
 
 
 def _shape_of_paths(executed: list[Node]) -> Iterator[str]:

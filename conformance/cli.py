@@ -15,7 +15,7 @@ from autograd_conformance import __version__
 from autograd_conformance.errors import UsageError, unknown
 
 RESTARTS = 20
-INI = Path(__file__).with_name("pytest.ini")
+INI = Path(__file__).with_name("suite.ini")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,18 +32,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="autograd-conformance", description="Does an implementation of PyTorch autograd keep its promises?")
+    parser = argparse.ArgumentParser(
+        prog="autograd-conformance", description="Does an implementation of PyTorch autograd keep its promises?"
+    )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     run = commands.add_parser("run", help="judge all claims on all devices; further arguments go to pytest")
-    run.add_argument("--device", action="append", default=[], metavar="DEVICE", help="judge this device (repeatable; default: all)")
+    run.add_argument(
+        "--device", action="append", default=[], metavar="DEVICE", help="judge this device (repeatable; default: all)"
+    )
     run.add_argument("--profile", default="default", help="smoke, default or thorough")
     run.add_argument("--seed", default="0", metavar="N", help="seed of the programs")
-    run.add_argument("--claims", action="append", default=[], metavar="GLOB", help="judge only these claims (repeatable)")
+    run.add_argument(
+        "--claims", action="append", default=[], metavar="GLOB", help="judge only these claims (repeatable)"
+    )
     run.add_argument("--report-dir", default="conformance-report", metavar="DIR", help="where the report goes")
-    run.add_argument("--expectations", action="append", default=[], metavar="FILE", help="known deviations (repeatable)")
-    run.add_argument("-n", dest="workers", default="auto", metavar="N", help="worker processes (default: auto; 0 for none)")
+    run.add_argument(
+        "--expectations", action="append", default=[], metavar="FILE", help="known deviations (repeatable)"
+    )
+    run.add_argument(
+        "-n", dest="workers", default="auto", metavar="N", help="worker processes (default: auto; 0 for none)"
+    )
     run.set_defaults(call=_run)
 
     listing = commands.add_parser("list", help="show the claims: sentence, sources, area, what they need")
@@ -65,7 +75,11 @@ def _run(options: argparse.Namespace, rest: list[str]) -> int:
     report = Path(options.report_dir).absolute()
     work = report / ".work" / uuid.uuid4().hex[:12]
     command = [sys.executable, "-m", "pytest", "-c", str(INI), "--pyargs", "autograd_conformance", "-q"]
-    command += [f"--conformance-report-dir={report}", f"--conformance-work={work}", f"--junitxml={report / 'junit.xml'}"]
+    command += [
+        f"--conformance-report-dir={report}",
+        f"--conformance-work={work}",
+        f"--junitxml={report / 'junit.xml'}",
+    ]
     command += [f"--conformance-profile={options.profile}", f"--conformance-seed={options.seed}"]
     for name in ("device", "claims", "expectations"):
         command += [f"--conformance-{name}={value}" for value in getattr(options, name)]
@@ -76,7 +90,9 @@ def _run(options: argparse.Namespace, rest: list[str]) -> int:
         code = _child(command, environment)
         if code in (0, 1, 2, 3, 4, 5):
             break
-        print(f"autograd-conformance: pytest ended with {_named(code)}; starting again where it stopped", file=sys.stderr)
+        print(
+            f"autograd-conformance: pytest ended with {_named(code)}; starting again where it stopped", file=sys.stderr
+        )
     return 2 if code == 4 else code if code in (0, 1, 2, 3, 5) else 3
 
 

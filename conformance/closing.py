@@ -7,12 +7,15 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from autograd_conformance import __version__
-from autograd_conformance.journal import Shard, read_json, slug
+from autograd_conformance.engine import Engine
+from autograd_conformance.journal import read_json, slug
+from autograd_conformance.settle import ended
 from autograd_conformance.verdicts import Result, Run, Verdict
 
 if TYPE_CHECKING:
@@ -23,12 +26,10 @@ PACKAGES = ("numpy", "hypothesis", "pytest", "pytest-xdist")
 
 def close(session: Session) -> Run:
     """Put the run together and remove the working folder."""
-    from autograd_conformance.engine import Engine
-
     found = read_json(session.work / "devices.json") or {"devices": [], "target": {}}
-    rows = [(claim, device, result or _lost(session, claim, device)) for claim, device, result in session.results()]
+    engine = Engine(session.work, session.profile, session.seed, (), (), "")
+    rows = [(claim, device, result or _lost(engine, claim, device)) for claim, device, result in session.results()]
     results = tuple(result for *_, result in rows)
-    engine = Engine(session.work, session.profile, session._option("seed"), (), (), "")
     pairs = dict.fromkeys((r.family, r.device) for r in results if r.family and r.verdict is not Verdict.UNSUPPORTED)
     families = [engine.collected(*pair) for pair in pairs]
     complete = {claim for claim, *_ in rows} == set(session.register)
@@ -42,15 +43,17 @@ def close(session: Session) -> Run:
         notes=tuple(_notes(families)),
     )
     shutil.rmtree(session.work, ignore_errors=True)
+    with suppress(OSError):  # another run may still work beside us
+        session.work.parent.rmdir()
     return run
 
 
-def _lost(session: Session, claim: str, device: str) -> Result:
+def _lost(engine: Engine, claim: str, device: str) -> Result:
     """A claim whose test gave no result: its process died, or the run was stopped before."""
-    folder = session.work / slug(device) / "graphs"
-    died = any(Shard(folder, i).deaths for i in range(session.profile.shards))
-    if died:
-        return Result(claim, device, Verdict.CRASHED, expected=False, reason="the process died", family="graphs")
+    for folder in sorted((engine.folder / slug(device)).glob("*/")):
+        deaths = engine.lost(folder.name, device)
+        if deaths:
+            return ended(Result(claim, device, Verdict.CRASHED, family=folder.name), deaths)
     return Result(claim, device, Verdict.NOT_RUN, expected=False, reason="the run ended before")
 
 
@@ -83,7 +86,7 @@ def _about(session: Session, target: dict[str, Any]) -> dict[str, Any]:
         "torch": {"version": _version("torch")},
         "packages": {name: _version(name) for name in PACKAGES},
         "profile": session.profile.name,
-        "seed": session._option("seed"),
+        "seed": session.seed,
         "threads": 1,
         "wall_seconds": round(time.time() - session.started, 1),
         "cpu_seconds": round(seconds, 1),

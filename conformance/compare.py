@@ -123,7 +123,9 @@ class Case:
         except InvalidProgram:
             return None
 
-    def judge(self, at: int, probe: str, due: Any, seen: Any, because: str, *, before: str = "", mark: str = "") -> Finding:
+    def judge(
+        self, at: int, probe: str, due: Any, seen: Any, because: str, *, before: str = "", mark: str = ""
+    ) -> Finding:
         """Compare what is read off a tensor after statement ``at``; ``probe`` is how a script reads it."""
         if due == seen:
             return HELD
@@ -134,7 +136,9 @@ class Case:
         error = self.seen.errors.get(at)
         if error is not None and _is_runtime_error(error):
             return HELD
-        return Violation("", at, "", "RuntimeError", error.kind if error else "None", "raises", because=because, mark=mark)
+        return Violation(
+            "", at, "", "RuntimeError", error.kind if error else "None", "raises", because=because, mark=mark
+        )
 
     def at(self, kind: type) -> Iterator[tuple[int, Any]]:
         """Statements of a kind that could run, with their index."""
@@ -304,7 +308,9 @@ class Case:
         if not far.any():
             return None
         kind: DifferenceKind = "wrong" if touched else "unexpected"
-        return Difference(at, name, kind, probe, _literal(due), _literal(after.values), self._between(seen, due, far, tight))
+        return Difference(
+            at, name, kind, probe, _literal(due), _literal(after.values), self._between(seen, due, far, tight)
+        )
 
     @staticmethod
     def _between(seen: np.ndarray, due: np.ndarray, far: np.ndarray, tight: float) -> float:
@@ -348,5 +354,3 @@ def _literal(values: Any) -> str:
 
 def _is_runtime_error(error: Error) -> bool:
     return error.kind in ("RuntimeError", "NotImplementedError", "RecursionError")
-
-

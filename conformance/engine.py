@@ -6,10 +6,8 @@ takes the next free shard until none is left, so no program is judged twice and 
 
 from __future__ import annotations
 
-import faulthandler
 import gc
 import hashlib
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +23,7 @@ from autograd_conformance.devices import Device
 from autograd_conformance.expectations import Expectation, within
 from autograd_conformance.journal import Shard, slug
 from autograd_conformance.judge import ClaimCheck, judge
+from autograd_conformance.patience import Patience
 from autograd_conformance.profiles import Profile
 from autograd_conformance.program import Program
 from autograd_conformance.strategies.drawing import draw
@@ -33,7 +32,6 @@ from autograd_conformance.verdicts import Violation
 
 KEPT = 4  # examples kept of each kind of violation, per shard and claim
 EXAMINED = 8  # programs whose gradients differ, per shard; after them only flags, errors and memory are judged
-HANG = 60.0  # seconds without progress of the journal
 DEATHS = 3  # processes that a shard may cost before the rest of it is given up
 
 Example = tuple[str, Violation]
@@ -71,7 +69,7 @@ class Family:
     changed: dict[str, int] = field(default_factory=dict)
     excluded: int = 0
     unexamined: int = 0
-    deaths: list[str] = field(default_factory=list)
+    deaths: list[tuple[str, str]] = field(default_factory=list)
     missing: int = 0
     leaks: list[str] = field(default_factory=list)
 
@@ -148,27 +146,33 @@ class Engine:
     def _judge_shard(self, shard: Shard, name: str, device: Device) -> None:
         gc.collect()
         gc.freeze()  # cases are cyclic garbage; without what was there before they are quick to collect
-        with shard.journal() as pen:
-            deaths = shard.deaths
-            if pen.running is not None:
-                deaths = [*deaths, pen.running]
-                shard.record_deaths(deaths)
-            programs = self.programs(shard.number)
-            work = _ShardWork(self, name, device)
+        deaths = shard.deaths
+        programs = self.programs(shard.number)
+        work = _ShardWork(self, name, device)
+        with shard.journal() as pen, Patience(shard.last_words) as patience:
             try:
                 for i, program in enumerate(programs):
                     work.digests.append(program.digest())
                     if i in deaths:
-                        work.deaths.append(program.to_json())
+                        work.deaths.append((program.to_json(), deaths[i]))
                     elif len(deaths) < DEATHS:
                         pen.put(i)
                         work.judge(program)
+                        patience.renew()
                     else:
                         work.missing += 1
             finally:  # an exception is a fault of ours; only a process that dies leaves its program standing here
                 pen.put(None)
-        faulthandler.cancel_dump_traceback_later()
         shard.finish(work.to_plain())
+
+    def lost(self, name: str, device: str) -> list[tuple[str, str]]:
+        """Programs, and how they ended, of shards that nobody finished because a process died."""
+        found = []
+        for shard in self._shards(name, device):
+            if shard.result is None and shard.deaths:
+                programs = self.programs(shard.number)
+                found += [(programs[i].to_json(), how) for i, how in shard.deaths.items()]
+        return found
 
     def programs(self, number: int) -> list[Program]:
         """The programs of a shard, the same on every device: all are drawn before the first is run."""
@@ -187,7 +191,7 @@ class Engine:
             family.digests.append(part["digest"])
             family.excluded += part["excluded"]
             family.unexamined += part["unexamined"]
-            family.deaths += part["deaths"]
+            family.deaths += [(text, how) for text, how in part["deaths"]]
             family.missing += part["missing"]
             family.leaks += part["leaks"]
             counters.append(part["generated"])
@@ -211,7 +215,7 @@ class _ShardWork:
         }
         self.claims: dict[str, dict[str, Any]] = {c.claim: _empty() for c in self.checks}
         self.digests: list[str] = []
-        self.deaths: list[str] = []
+        self.deaths: list[tuple[str, str]] = []
         self.leaks: list[str] = []
         self.counts: dict[str, int] = {}
         self.changed: dict[str, int] = {}
@@ -219,8 +223,6 @@ class _ShardWork:
 
     def judge(self, program: Program) -> None:
         """Run and judge one program."""
-        if self.programs % 50 == 0:
-            faulthandler.dump_traceback_later(HANG, exit=True, file=sys.__stderr__)
         adapted, changes = adapt(program, self.device)
         for change in changes:
             self.changed[change] = self.changed.get(change, 0) + 1

@@ -81,13 +81,25 @@ class Shard:
         write_json(self.stem.with_suffix(".json"), body)
 
     @property
-    def deaths(self) -> list[int]:
-        """Programs during which a process died."""
-        return list(read_json(self.stem.with_suffix(".deaths")) or [])
+    def deaths(self) -> dict[int, str]:
+        """Programs during which a process died, and how: ``crashed`` or ``hung``. Notes one that nobody noted yet.
 
-    def record_deaths(self, deaths: list[int]) -> None:
-        """Remember programs that must not run again."""
-        write_json(self.stem.with_suffix(".deaths"), deaths)
+        Only for whoever holds the lock, or when all processes are gone.
+        """
+        path, running = self.stem.with_suffix(".deaths"), self.stem.with_suffix(".running")
+        known = {int(number): how for number, how in (read_json(path) or {}).items()}
+        fallen = int.from_bytes(running.read_bytes()[:8], "little") - 1 if running.exists() else -1
+        if fallen >= 0 and fallen not in known:
+            hung = self.last_words.exists() and self.last_words.stat().st_size > 0
+            known[fallen] = "hung" if hung else "crashed"
+            self.last_words.unlink(missing_ok=True)
+            write_json(path, known)
+        return known
+
+    @property
+    def last_words(self) -> Path:
+        """Where the traceback of a process goes that is ended because it hangs."""
+        return self.stem.with_suffix(".hang")
 
     @contextlib.contextmanager
     def journal(self) -> Iterator[Pen]:
@@ -104,12 +116,6 @@ class Pen:
 
     def __init__(self, page: mmap.mmap) -> None:
         self.page = page
-
-    @property
-    def running(self) -> int | None:
-        """The program that runs, or ran when its process died."""
-        number = int.from_bytes(self.page[:8], "little")
-        return number - 1 if number else None
 
     def put(self, number: int | None) -> None:
         """Program ``number`` starts, or nothing runs any more."""

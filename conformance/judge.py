@@ -28,7 +28,8 @@ class ClaimCheck:
 class Settle(Protocol):
     """Gives the verdict on a claim, or raises what pytest shows."""
 
-    def __call__(self, claim: str) -> None: ...
+    def __call__(self, claim: str) -> None:
+        """Settle a claim on the device of the test."""
 
 
 def claim(claim_id: str, *, family: str = "graphs") -> Callable[[Check], Callable[[Settle], None]]:

@@ -306,7 +306,7 @@ class _Model:
         due = self.due.passes[at] = self._start(s, targets)
         if due.raises:
             return
-        arrived = dict((id(t), g) for t, g in self._run(at, s, due, targets))
+        arrived = {id(t): g for t, g in self._run(at, s, due, targets)}
         for t in targets:
             if id(t) in arrived:
                 due.deltas[t.name] = arrived[id(t)]
@@ -382,12 +382,12 @@ class _Model:
         vjp, values, result = node.op.vjp, node.values, node.result
         assert vjp is not None
         gs = [inbox.get((id(node), slot)) for slot in range(len(node.outs))]
-        gs = [np.zeros(out.shape) if g is None else g for g, out in zip(gs, node.outs, strict=True)]
+        full = [np.zeros(out.shape) if g is None else g for g, out in zip(gs, node.outs, strict=True)]
         if self.noise is not None:
-            gs = [self.noise(g, out.dtype) for g, out in zip(gs, node.outs, strict=True)]
+            full = [self.noise(g, out.dtype) for g, out in zip(full, node.outs, strict=True)]
             values = tuple(self.noise(v, t.dtype) for v, t in zip(values, node.inputs, strict=True))
             result = node.op.value(*values, **node.params)
-        parts = vjp(Plain, tuple(gs) if isinstance(result, tuple) else gs[0], result, *values, **node.params)
+        parts = vjp(Plain, tuple(full) if isinstance(result, tuple) else full[0], result, *values, **node.params)
         return parts if isinstance(parts, tuple) else (parts,)
 
 

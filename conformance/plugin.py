@@ -22,11 +22,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """All options begin with ``--conformance-``."""
     group = parser.getgroup("autograd conformance")
     add = group.addoption
-    add("--conformance-device", action="append", default=[], metavar="DEVICE", help="judge this device (repeatable; default: all)")
+    add(
+        "--conformance-device",
+        action="append",
+        default=[],
+        metavar="DEVICE",
+        help="judge this device (repeatable; default: all)",
+    )
     add("--conformance-profile", default="default", metavar="NAME", help="smoke, default or thorough")
     add("--conformance-seed", type=int, default=0, metavar="N", help="seed of the programs (default: 0)")
-    add("--conformance-claims", action="append", default=[], metavar="GLOB", help="judge only these claims (repeatable)")
-    add("--conformance-report-dir", default=None, metavar="DIR", help=f"where the report goes (default: {DEFAULT_REPORT})")
+    add(
+        "--conformance-claims", action="append", default=[], metavar="GLOB", help="judge only these claims (repeatable)"
+    )
+    add(
+        "--conformance-report-dir",
+        default=None,
+        metavar="DIR",
+        help=f"where the report goes (default: {DEFAULT_REPORT})",
+    )
     add("--conformance-expectations", action="append", default=[], metavar="FILE", help="known deviations (repeatable)")
     add("--conformance-work", default=None, metavar="DIR", help="working folder of a run that is resumed")
 

@@ -28,4 +28,6 @@ class Profile:
         return self.shards * self.size
 
 
-PROFILES = {p.name: p for p in (Profile("smoke", 4, 60, 1), Profile("default", 20, 100, 10), Profile("thorough", 100, 200, 100))}
+PROFILES = {
+    p.name: p for p in (Profile("smoke", 4, 60, 1), Profile("default", 20, 100, 10), Profile("thorough", 100, 200, 100))
+}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -200,16 +201,30 @@ def _smaller_shapes(program: Program, _: Violation) -> Iterator[Program]:
     """All leaves 0-dim, or with a dimension less, or with every size n replaced by a smaller one."""
     leaves = [s for s in program if isinstance(s, Leaf)]
     sizes = sorted({size for s in leaves for size in s.data.shape}, reverse=True)
-    maps: list[Callable[[Shape], Shape]] = [lambda shape: (), lambda shape: shape[1:], lambda shape: shape[:-1]]
-    maps += [
-        lambda shape, a=a, b=b: tuple(b if size == a else size for size in shape) for a in sizes for b in (1, 2) if b < a
-    ]
+    maps: list[Callable[[Shape], Shape]] = [_scalar, _without_first, _without_last]
+    maps += [partial(_with_size, a, b) for a in sizes for b in (1, 2) if b < a]
     for shrink in maps:
         yield _with_shapes(program, {i: shrink for i, s in enumerate(program) if isinstance(s, Leaf)})
     for i, s in enumerate(program):
         if isinstance(s, Leaf) and s.data.shape:
             for shrink in maps[:3]:
                 yield _with_shapes(program, {i: shrink})
+
+
+def _scalar(_: Shape) -> Shape:
+    return ()
+
+
+def _without_first(shape: Shape) -> Shape:
+    return shape[1:]
+
+
+def _without_last(shape: Shape) -> Shape:
+    return shape[:-1]
+
+
+def _with_size(size: int, smaller: int, shape: Shape) -> Shape:
+    return tuple(smaller if n == size else n for n in shape)
 
 
 def _with_shapes(program: Program, shrink: dict[int, Callable[[Shape], Shape]]) -> Program:
@@ -225,4 +240,3 @@ def _simpler_numbers(program: Program, _: Violation) -> Iterator[Program]:
             for values in ((1.0,) * len(s.data.values), _counted(len(s.data.values))):
                 if s.data.values not in (values, (1.0,) * len(values)):
                     yield exchanged(program, i, replace(s, data=replace(s.data, values=values)))
-

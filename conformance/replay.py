@@ -55,7 +55,9 @@ def replay(text: str, where: str, device_name: str) -> int:
     for claim, found in broken.items():
         print(f"\n{claim} is broken: {claims[claim].sentence}")
         for v in found:
-            print(f"    after line {v.at}: {v.probe or 'the call'}\n    due   {v.due}\n    seen  {v.seen}\n    because {v.because}")
+            print(
+                f"    after line {v.at}: {v.probe or 'the call'}\n    due   {v.due}\n    seen  {v.seen}\n    because {v.because}"
+            )
     if not broken:
         print("\nas due")
     return 1 if broken else 0

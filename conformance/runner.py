@@ -326,9 +326,9 @@ class Runner:
         if len(roots) > 1:
             result = torch.autograd.backward(roots, seeds, **keywords)  # type: ignore[func-returns-value]
         elif seeds[0] is None:
-            result = roots[0].backward(**keywords)  # type: ignore[func-returns-value]
+            result = roots[0].backward(**keywords)
         else:
-            result = roots[0].backward(seeds[0], **keywords)  # type: ignore[func-returns-value]
+            result = roots[0].backward(seeds[0], **keywords)
         self.seen.facts[at, "returns None"] = result is None
         now = [(root._version, _numbers(root) if self.values else None) for root in roots]
         self.seen.facts[at, "roots unchanged"] = _equal(held, now)
@@ -384,9 +384,7 @@ class Runner:
         if not grads:
             return
         spans = [
-            (t.data_ptr(), _last_byte(t), name)
-            for name, t in (*grads, *self.seeds, *self.leaves.items())
-            if t.numel()
+            (t.data_ptr(), _last_byte(t), name) for name, t in (*grads, *self.seeds, *self.leaves.items()) if t.numel()
         ]
         spans.sort()
         for i, (start, _, name) in enumerate(spans):
@@ -408,7 +406,9 @@ def _grad_of(t: torch.Tensor) -> torch.Tensor | None:
 
 
 def _look(t: torch.Tensor) -> TensorSeen:
-    return TensorSeen(t.requires_grad, t.is_leaf, t.grad_fn is not None, tuple(t.shape), _NAMES.get(t.dtype, str(t.dtype)))
+    return TensorSeen(
+        t.requires_grad, t.is_leaf, t.grad_fn is not None, tuple(t.shape), _NAMES.get(t.dtype, str(t.dtype))
+    )
 
 
 def _numbers(t: torch.Tensor) -> Any:
@@ -422,7 +422,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def _storage(t: torch.Tensor) -> int:
-    return t.untyped_storage()._cdata
+    return int(t.untyped_storage()._cdata)
 
 
 def _last_byte(t: torch.Tensor) -> int:

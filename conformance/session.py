@@ -67,6 +67,12 @@ class Session:
             raise unknown("profile", name, PROFILES)
         return PROFILES[name]
 
+    @property
+    def seed(self) -> int:
+        """The seed of the run."""
+        seed: int = self._option("seed")
+        return seed
+
     @cached_property
     def register(self) -> dict[str, Claim]:
         """All claims."""
@@ -138,7 +144,7 @@ class Session:
         from autograd_conformance.engine import Engine
 
         checks = sorted(self._checks.values(), key=lambda check: check.claim)
-        return Engine(self.work, self.profile, self._option("seed"), checks, self.expectations, torch.__version__)
+        return Engine(self.work, self.profile, self.seed, checks, self.expectations, torch.__version__)
 
     def settle(self, claim_id: str, device_name: str) -> Shown:
         """Judge a claim on a device, store the result, and say what its test shows."""
@@ -182,12 +188,12 @@ class Session:
 
     def report(self) -> str:
         """Write the report; returns why the run failed, or an empty text."""
-        from autograd_conformance.closing import close
-
         if read_json(self.work / "collected.json") is None:
             return ""
-        run = close(self)
+        from autograd_conformance.closing import close
         from autograd_conformance.reports.folder import write
+
+        run = close(self)
 
         write(run, self.register, self.report_dir)
         self.lines = summary(run, self.register, str(self.report_dir))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from autograd_conformance.blame import GENERAL
@@ -13,7 +13,7 @@ from autograd_conformance.engine import Engine, Example, Family, Judgement, unsu
 from autograd_conformance.expectations import Expectation
 from autograd_conformance.judge import ClaimCheck, violations_of
 from autograd_conformance.oracle import InvalidProgram
-from autograd_conformance.program import Program
+from autograd_conformance.program import Backward, Grad, Program
 from autograd_conformance.reduce import Reducer
 from autograd_conformance.verdicts import Counterexample, Result, Verdict, Violation
 
@@ -45,6 +45,19 @@ def settle(engine: Engine, claim: Claim, check: ClaimCheck, device: Device) -> R
     return _Settler(engine, check, device, entries).result(base, found, family)
 
 
+def ended(base: Result, deaths: Sequence[tuple[str, str]]) -> Result:
+    """The result of a claim whose programs ended a process, each given with how it did."""
+    text, how = deaths[0]
+    verdict = Verdict.HUNG if how == "hung" else Verdict.CRASHED
+    program = Program.from_json(text)
+    last = max((i for i, s in enumerate(program) if isinstance(s, Backward | Grad)), default=len(program) - 1)
+    because = f"the process {how} while it ran this program; it is not reduced"
+    violation = Violation(base.claim, last, "", "None", f"the process {how}", "raises", because=because)
+    example = Counterexample(program, violation, found=program.digest())
+    reason = f"a process {how} in {len(deaths)} of the programs"
+    return replace(base, verdict=verdict, expected=False, reason=reason, counterexample=example)
+
+
 class _Settler:
     """One claim on one device."""
 
@@ -60,9 +73,7 @@ class _Settler:
             reason = f"the known deviation is gone, remove its expectation: {healed[0].reason}"
             return replace(base, verdict=Verdict.HOLDS, expected=False, reason=reason, link=healed[0].link)
         if family.deaths:
-            example = Counterexample(Program.from_json(family.deaths[0]), Violation(self.check.claim, 0, "", "None", "death", "raises"))
-            reason = f"the process died in {len(family.deaths)} of the programs"
-            return replace(base, verdict=Verdict.CRASHED, expected=False, reason=reason, counterexample=example)
+            return ended(base, family.deaths)
         if self.entries:
             entry = self.entries[0]
             examples = found.foretold or [(entry.witness.to_json(), Violation(self.check.claim, 0, "", "", ""))]
@@ -114,7 +125,7 @@ class _Settler:
                 return small, found
         return Reducer(self._first, BUDGET).reduce(program, violation)
 
-    def _same_difference(self, violation: Violation):  # type: ignore[no-untyped-def]
+    def _same_difference(self, violation: Violation) -> Callable[[Program], Violation | None]:
         def shows(program: Program) -> Violation | None:
             try:
                 case = Case(program, self.device.name, values=self.device.has("values"))

@@ -30,7 +30,9 @@ def test_unused_input(case: Case) -> Findings:
             continue
         if p.due.why == "unused":
             if p.must_raise:
-                yield case.judge_raise(p.at, "an input is not reached and neither allow_unused nor materialize_grads is set")
+                yield case.judge_raise(
+                    p.at, "an input is not reached and neither allow_unused nor materialize_grads is set"
+                )
             continue
         if not p.judged:
             continue
@@ -58,7 +60,9 @@ def test_result_not_tracked(case: Case) -> Findings:
             continue
         for i, returned in enumerate(case.seen.returned[p.at]):
             if returned is not None:
-                yield case.judge(p.at, f"g{p.at}[{i}].requires_grad", False, returned.requires_grad, "create_graph is not set")
+                yield case.judge(
+                    p.at, f"g{p.at}[{i}].requires_grad", False, returned.requires_grad, "create_graph is not set"
+                )
 
 
 @claim("agrad.frees-executed-part")

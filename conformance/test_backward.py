@@ -100,7 +100,9 @@ def test_broadcast_sums(case: Case) -> Findings:
 
 def _broadcasts(node: Node) -> bool:
     shape = node.outs[0].shape
-    return any(e is not None and t.shape != shape and t.value.size for e, t in zip(node.edges, node.inputs, strict=True))
+    return any(
+        e is not None and t.shape != shape and t.value.size for e, t in zip(node.edges, node.inputs, strict=True)
+    )
 
 
 @claim("backward.unused-output-is-zero")
@@ -125,4 +127,11 @@ def test_returns_none(case: Case) -> Findings:
         nothing = case.seen.facts.get((p.at, "returns None"))
         yield case.judge(p.at, "returned is None", True, nothing, "gradients go to .grad, nothing is returned")
         same = case.seen.facts.get((p.at, "roots unchanged"))
-        yield case.judge(p.at, f"({root}.tolist(), {root}._version) == held", True, same, "backward only reads", before=f"held = ({root}.tolist(), {root}._version)")
+        yield case.judge(
+            p.at,
+            f"({root}.tolist(), {root}._version) == held",
+            True,
+            same,
+            "backward only reads",
+            before=f"held = ({root}.tolist(), {root}._version)",
+        )

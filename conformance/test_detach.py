@@ -16,7 +16,9 @@ def test_never_requires_grad(case: Case) -> Findings:
         arg = m.statement.arg  # type: ignore[union-attr]
         yield case.judge(m.at, f"{m.name}.requires_grad", False, m.seen.requires_grad, "it is detached")
         yield case.judge(m.at, f"{m.name}.is_leaf", True, m.seen.is_leaf, "it is detached")
-        yield case.judge(m.at, f"{m.name} is not {arg}", True, case.seen.facts[m.at, "new object"], "detach makes a new tensor")
+        yield case.judge(
+            m.at, f"{m.name} is not {arg}", True, case.seen.facts[m.at, "new object"], "detach makes a new tensor"
+        )
         probe, due = f"({arg}.requires_grad, {arg}.is_leaf)", case.seen.facts[m.at, "source unchanged"]
         yield case.judge(m.at, f"{probe} == held", True, due, f"{arg} itself is not detached", before=f"held = {probe}")
 
@@ -34,7 +36,13 @@ def _memory(case: Case, *hows: str) -> Findings:
         if source is None or (at, source) not in case.seen.values or not case.due.tensors[source].value.size:
             continue
         numbers = case.seen.values
-        yield case.judge(at, f"{source}.tolist() == {s.arg}.tolist()", True, numbers[at, source] == numbers[at, s.arg], "a write on either side is seen on the other")
+        yield case.judge(
+            at,
+            f"{source}.tolist() == {s.arg}.tolist()",
+            True,
+            numbers[at, source] == numbers[at, s.arg],
+            "a write on either side is seen on the other",
+        )
 
 
 @claim("detach.storage-shared")
@@ -72,7 +80,9 @@ def test_inplace_variant(case: Case) -> Findings:
         yield case.judge(at, f"{s.arg}.requires_grad", False, flags.requires_grad, "it was detached in place")
         yield case.judge(at, f"{s.arg}.grad_fn is None", True, not flags.has_grad_fn, "it was detached in place")
         if (at, "returns self") in case.seen.facts:
-            yield case.judge(at, f"{s.arg}.detach_() is {s.arg}", True, case.seen.facts[at, "returns self"], "it works in place")
+            yield case.judge(
+                at, f"{s.arg}.detach_() is {s.arg}", True, case.seen.facts[at, "returns self"], "it works in place"
+            )
 
 
 @claim("detach.inplace-view-error")
@@ -84,7 +94,9 @@ def test_inplace_view_error(case: Case) -> Findings:
         yield case.judge_raise(at, f"{s.arg} is a view")
         flags = case.seen.changed.get(at)
         if at in case.seen.errors and flags is not None:
-            yield case.judge(at, f"{s.arg}.requires_grad", True, flags.requires_grad, "the refused change must not happen")
+            yield case.judge(
+                at, f"{s.arg}.requires_grad", True, flags.requires_grad, "the refused change must not happen"
+            )
 
 
 @claim("detach.version-shared")
@@ -92,7 +104,12 @@ def test_version_shared(case: Case) -> Findings:
     """A write through detach() of a tensor that was saved for backward is noticed by backward."""
     for p in case.passes:
         writers = {w for found in p.due.written.values() for w in found}
-        if not writers or p.due.again or p.due.raises or not any(type(case.program.statements[w]) is Write for w in writers):
+        if (
+            not writers
+            or p.due.again
+            or p.due.raises
+            or not any(type(case.program.statements[w]) is Write for w in writers)
+        ):
             continue
         if p.must_raise:
             yield case.judge_raise(p.at, "a tensor that backward needs was written through an alias")
@@ -109,4 +126,10 @@ def test_reattach_as_leaf(case: Case) -> Findings:
     for p in case.judged:
         if isinstance(p.statement, Backward):
             for name in leaves.intersection(case.carried(p)):
-                yield case.judge(p.at, f"{name}.grad is not None", True, p.after.get(name) is not None, "it is a leaf that requires grad")
+                yield case.judge(
+                    p.at,
+                    f"{name}.grad is not None",
+                    True,
+                    p.after.get(name) is not None,
+                    "it is a leaf that requires grad",
+                )

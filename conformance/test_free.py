@@ -14,7 +14,14 @@ def _again(case: Case) -> Iterator[tuple[PassCase, list[PassCase]]]:
     passes = {p.at: p for p in case.passes}
     for p in case.passes:
         if p.must_raise and p.due.again and not p.due.raises:
-            yield p, [passes[at] for at in sorted({node.freed_by for node in p.due.again if node.freed_by < p.at}) if at in passes]
+            yield (
+                p,
+                [
+                    passes[at]
+                    for at in sorted({node.freed_by for node in p.due.again if node.freed_by < p.at})
+                    if at in passes
+                ],
+            )
 
 
 _WHY = "an earlier pass freed tensors that this one needs"

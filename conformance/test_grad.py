@@ -77,7 +77,9 @@ def test_metadata_matches_leaf(case: Case) -> Findings:
     for p, name, after in _filled(case):
         tensor = case.due.tensors[name]
         yield case.judge(p.at, f"tuple({name}.grad.shape)", tensor.shape, after.shape, f"{name} has this shape")
-        yield case.judge(p.at, f"str({name}.grad.dtype)", f"torch.{tensor.dtype}", f"torch.{after.dtype}", f"{name} has this dtype")
+        yield case.judge(
+            p.at, f"str({name}.grad.dtype)", f"torch.{tensor.dtype}", f"torch.{after.dtype}", f"{name} has this dtype"
+        )
 
 
 @claim("grad.accumulates-sum")
@@ -93,7 +95,7 @@ def test_own_memory(case: Case) -> Findings:
     """No two gradients, and no gradient and a tensor of the user's, share memory."""
     for p in _backwards(case):
         shared = case.seen.overlaps.get(p.at, [])
-        fresh = [name for name, after in p.after.items() if after is not None and prod(after.shape)]
+        fresh = [name for name, after in p.after.items() if after is not None and 0 not in after.shape]
         yield from (HELD for _ in fresh[1:])
         earlier = {pair for at, pairs in case.seen.overlaps.items() if at < p.at for pair in pairs}
         for one, other in shared:
@@ -134,20 +136,41 @@ def _mark(handed_on: bool) -> str:
 def test_accumulate_in_place(case: Case) -> Findings:
     """Backward without create_graph adds into the very tensor that .grad is."""
     for p, name, before, after in _added(case):
-        if not p.statement.create_graph and not before.has_grad_fn and prod(after.shape):
-            yield case.judge(p.at, f"{name}.grad is held", True, after.same_object, "the gradient is added in place", before=f"held = {name}.grad")
+        if not p.statement.create_graph and not before.has_grad_fn and 0 not in after.shape:
+            yield case.judge(
+                p.at,
+                f"{name}.grad is held",
+                True,
+                after.same_object,
+                "the gradient is added in place",
+                before=f"held = {name}.grad",
+            )
 
 
 @claim("grad.create-graph-replaces")
 def test_create_graph_replaces(case: Case) -> Findings:
     """Backward with create_graph=True replaces .grad; the old tensor keeps its numbers."""
     for p, name, before, after in _added(case):
-        if not p.statement.create_graph or before.values is None or not prod(after.shape):
+        if not p.statement.create_graph or before.values is None or 0 in after.shape:
             continue
-        yield case.judge(p.at, f"{name}.grad is held", False, after.same_object, "create_graph does not write in place", before=f"held = {name}.grad")
+        yield case.judge(
+            p.at,
+            f"{name}.grad is held",
+            False,
+            after.same_object,
+            "create_graph does not write in place",
+            before=f"held = {name}.grad",
+        )
         old = case.seen.replaced.get(p.at, {})
         if name in old:
-            yield case.judge(p.at, "held.tolist()", before.values, old[name], "the old tensor is left alone", before=f"held = {name}.grad")
+            yield case.judge(
+                p.at,
+                "held.tolist()",
+                before.values,
+                old[name],
+                "the old tensor is left alone",
+                before=f"held = {name}.grad",
+            )
 
 
 @claim("grad.reset-none-or-zero")
@@ -194,7 +217,9 @@ def test_not_requiring_grad(case: Case) -> Findings:
     for p, name, after in _filled(case):
         if not p.statement.create_graph and p.before.get(name) is None:
             yield case.judge(p.at, f"{name}.grad.requires_grad", False, after.requires_grad, "create_graph is not set")
-            yield case.judge(p.at, f"{name}.grad.grad_fn is None", True, not after.has_grad_fn, "create_graph is not set")
+            yield case.judge(
+                p.at, f"{name}.grad.grad_fn is None", True, not after.has_grad_fn, "create_graph is not set"
+            )
 
 
 def _dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
@@ -266,5 +291,3 @@ def test_multi_loss(case: Case) -> Findings:
             if p.before.get(name) is not None and filled_by.get(name, roots) != roots:
                 yield HELD
             filled_by[name] = roots
-
-

@@ -44,7 +44,13 @@ def test_cast_makes_nonleaf(case: Case) -> Findings:
         assert isinstance(s, Apply)
         if OPS[s.op].kind == "cast" and operands[0].requires_grad and not s.no_grad:
             yield case.judge(m.at, f"{m.name}.is_leaf", False, m.seen.is_leaf, "the conversion is recorded")
-            yield case.judge(m.at, f"{m.name}.dtype == torch.{m.paper.dtype}", True, m.seen.dtype == m.paper.dtype, "it was converted")
+            yield case.judge(
+                m.at,
+                f"{m.name}.dtype == torch.{m.paper.dtype}",
+                True,
+                m.seen.dtype == m.paper.dtype,
+                "it was converted",
+            )
     for at, s in case.at(Rewrap):
         if s.how == "same" and (at, "new object") in case.seen.facts:
             same = not case.seen.facts[at, "new object"]
@@ -76,7 +82,9 @@ def _copied(case: Case, m: Made, *, tracked: bool, shares: bool) -> Findings:
     yield case.judge(m.at, f"{m.name}.is_leaf", True, m.seen.is_leaf, f"it has no history to {arg}")
     numbers = case.seen.values
     if (m.at, m.name) in numbers and m.paper.value.size:
-        yield case.judge(m.at, f"{m.name}.tolist()", numbers[m.at, arg], numbers[m.at, m.name], f"it holds the numbers of {arg}")
+        yield case.judge(
+            m.at, f"{m.name}.tolist()", numbers[m.at, arg], numbers[m.at, m.name], f"it holds the numbers of {arg}"
+        )
     if (m.at, "same memory") in case.seen.facts:
         probe = f"{m.name}.untyped_storage().data_ptr() == {arg}.untyped_storage().data_ptr()"
         why = f"it shares the memory of {arg}" if shares else "it is a copy in memory of its own"
@@ -99,6 +107,6 @@ def test_parameter_of_nonleaf(case: Case) -> Findings:
     made = {m.name for m in case.rewrapped("parameter")}
     for p in case.judged:
         for name in made.intersection(case.carried(p)) if isinstance(p.statement, Backward) else ():
-            yield case.judge(p.at, f"{name}.grad is not None", True, p.after.get(name) is not None, "it is a leaf that requires grad")
-
-
+            yield case.judge(
+                p.at, f"{name}.grad is not None", True, p.after.get(name) is not None, "it is a leaf that requires grad"
+            )

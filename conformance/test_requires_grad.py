@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from autograd_conformance.compare import HELD, Case, Findings
+from autograd_conformance.compare import HELD, Case, Findings, PassCase
 from autograd_conformance.judge import claim
 from autograd_conformance.ops import FLOATS, OPS
 from autograd_conformance.program import Apply, Backward, Leaf, Program, Rewrap, SetRequiresGrad
@@ -27,8 +27,12 @@ def test_propagates_any(case: Case) -> Findings:
         if s.no_grad or made.paper.dtype not in FLOATS or not OPS[s.op].differentiable:
             continue
         if any(t.requires_grad for t in operands):
-            yield case.judge(made.at, f"{made.name}.requires_grad", True, made.seen.requires_grad, "an operand requires grad")
-            yield case.judge(made.at, f"{made.name}.grad_fn is not None", True, made.seen.has_grad_fn, "an operand requires grad")
+            yield case.judge(
+                made.at, f"{made.name}.requires_grad", True, made.seen.requires_grad, "an operand requires grad"
+            )
+            yield case.judge(
+                made.at, f"{made.name}.grad_fn is not None", True, made.seen.has_grad_fn, "an operand requires grad"
+            )
 
 
 @claim("requires-grad.propagates-none")
@@ -54,9 +58,13 @@ def test_integer_outputs_never(case: Case) -> Findings:
         s = made.statement
         assert isinstance(s, Apply)
         if made.name in integral and any(t.requires_grad for t in operands):
-            yield case.judge(made.at, f"{made.name}.requires_grad", False, made.seen.requires_grad, "its dtype is not floating")
+            yield case.judge(
+                made.at, f"{made.name}.requires_grad", False, made.seen.requires_grad, "its dtype is not floating"
+            )
         elif OPS[s.op].kind == "cast" and s.args[0] in integral:
-            yield case.judge(made.at, f"{made.name}.requires_grad", False, made.seen.requires_grad, "it is cast from integers")
+            yield case.judge(
+                made.at, f"{made.name}.requires_grad", False, made.seen.requires_grad, "it is cast from integers"
+            )
 
 
 @claim("requires-grad.nonleaf-always-true")
@@ -76,7 +84,9 @@ def test_multi_output(case: Case) -> Findings:
         if OPS[s.op].kind != "several" or s.no_grad or not any(t.requires_grad for t in operands):
             continue
         floating = made.paper.dtype in FLOATS
-        yield case.judge(made.at, f"{made.name}.requires_grad", floating, made.seen.requires_grad, "one op made all outputs")
+        yield case.judge(
+            made.at, f"{made.name}.requires_grad", floating, made.seen.requires_grad, "one op made all outputs"
+        )
         if made.name == s.outs[-1] and floating and len(s.outs) > 1 and (made.at, "one node") in case.seen.facts:
             probe = f"{s.outs[0]}.grad_fn is {made.name}.grad_fn"
             yield case.judge(made.at, probe, True, case.seen.facts[made.at, "one node"], "one op made all outputs")
@@ -94,14 +104,18 @@ def test_value_independent(case: Case) -> Findings:
     for made in case.made:
         if made.seen.requires_grad and made.name in seen and made.name in due and made.paper.value.size:
             why = "the same ops on the same numbers without requires_grad"
-            yield case.judge(_made_at(case, made.name, last), f"{made.name}.tolist()", due[made.name], seen[made.name], why)
+            yield case.judge(
+                _made_at(case, made.name, last), f"{made.name}.tolist()", due[made.name], seen[made.name], why
+            )
 
 
 def _untracked(s: Leaf | Apply | Rewrap) -> Leaf | Apply | Rewrap:
     if isinstance(s, Leaf):
         return Leaf(s.name, s.data, False, s.layout)
     if isinstance(s, Rewrap):
-        return Rewrap(s.out, s.arg, {"reattach": "detach", "tensor_tracked": "tensor", "parameter": "detach"}.get(s.how, s.how))
+        return Rewrap(
+            s.out, s.arg, {"reattach": "detach", "tensor_tracked": "tensor", "parameter": "detach"}.get(s.how, s.how)
+        )
     return s
 
 
@@ -118,7 +132,9 @@ def test_unset_nonleaf_error(case: Case) -> Findings:
         yield case.judge_raise(at, f"{s.arg} has a grad_fn; only leaves can be switched")
         flags = case.seen.changed.get(at)
         if at in case.seen.errors and flags is not None:
-            yield case.judge(at, f"{s.arg}.requires_grad", True, flags.requires_grad, "the refused change must not happen")
+            yield case.judge(
+                at, f"{s.arg}.requires_grad", True, flags.requires_grad, "the refused change must not happen"
+            )
 
 
 @claim("requires-grad.inplace-setter-returns-self")
@@ -157,7 +173,13 @@ def test_off_after_forward(case: Case) -> Findings:
             if p.at > at and reached and p.statement.inputs is None:
                 before, after = p.before.get(s.arg), p.after.get(s.arg)
                 due, seen = (g and g.values for g in (before, after))
-                yield case.judge(p.at, f"None if {s.arg}.grad is None else {s.arg}.grad.tolist()", due, seen, "it does not require grad when backward comes")
+                yield case.judge(
+                    p.at,
+                    f"None if {s.arg}.grad is None else {s.arg}.grad.tolist()",
+                    due,
+                    seen,
+                    "it does not require grad when backward comes",
+                )
 
 
 @claim("requires-grad.on-after-forward")
@@ -169,10 +191,16 @@ def test_on_after_forward(case: Case) -> Findings:
             if p.at > at and executed and s.arg not in p.due.deltas and isinstance(p.statement, Backward):
                 before, after = p.before.get(s.arg), p.after.get(s.arg)
                 due, seen = (g and g.values for g in (before, after))
-                yield case.judge(p.at, f"None if {s.arg}.grad is None else {s.arg}.grad.tolist()", due, seen, "it did not require grad when the op ran")
+                yield case.judge(
+                    p.at,
+                    f"None if {s.arg}.grad is None else {s.arg}.grad.tolist()",
+                    due,
+                    seen,
+                    "it did not require grad when the op ran",
+                )
 
 
-def _leads_to(case: Case, p, name: str) -> bool:  # type: ignore[no-untyped-def]
+def _leads_to(case: Case, p: PassCase, name: str) -> bool:
     return any(edge is case.due.tensors[name] for node in p.due.executed for edge in node.edges)
 
 

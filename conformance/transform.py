@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
-from autograd_conformance.oracle import Paper
 from autograd_conformance.ops import FLOATS
+from autograd_conformance.oracle import Paper
 from autograd_conformance.program import (
     Apply,
     Backward,
@@ -44,7 +44,11 @@ def needed(program: Program, at: int) -> Program:
     kept: list[Statement] = []
     for i in range(at, -1, -1):
         s = program.statements[i]
-        if isinstance(s, Backward | Grad) or i == at or (isinstance(s, Leaf | Apply | Rewrap) and wanted & set(writes(s))):
+        if (
+            isinstance(s, Backward | Grad)
+            or i == at
+            or (isinstance(s, Leaf | Apply | Rewrap) and wanted & set(writes(s)))
+        ):
             wanted.update(reads(s))
             wanted.update(writes(s))
             kept.append(s)

@@ -51,8 +51,8 @@ def programs(*, leaves: int = LEAVES, nodes: int = NODES, closings: int = CLOSIN
 
     Shrinks to ``a = torch.tensor(1.0)`` that requires grad and nothing else.
     """
-    shape = {"leaves": leaves, "nodes": nodes, "closings": closings}
-    return _payloads(1 + leaves + nodes + closings).map(partial(decode, **shape))
+    sized = partial(decode, leaves=leaves, nodes=nodes, closings=closings)
+    return _payloads(1 + leaves + nodes + closings).map(sized)
 
 
 def graphs(*, leaves: int = LEAVES, nodes: int = NODES) -> SearchStrategy[Program]:

@@ -34,7 +34,7 @@ _REWRAPS = (
 )  # fmt: skip
 # Ops that are picked more often than their even share, for what they have found.
 _WEIGHT = {"add": 3, "mul": 3, "stack": 2, "where": 4, "to_float32": 2, "to_float64": 3, "positive": 1, "gt": 1, "bmm": 2,
-           "mv": 2, "dot": 3, "mm": 3, "prod_dim": 4, "pow": 2, "atan2": 1, "log": 2, "sqrt": 2, "rsqrt": 2, "norm": 3, "reciprocal": 2, "bmm": 3, "gather": 2, "var": 2, "index_select": 2, "tril": 2, "permute": 2, "transpose": 2}  # fmt: skip
+           "mv": 2, "dot": 3, "mm": 3, "prod_dim": 4, "pow": 2, "atan2": 1, "log": 2, "sqrt": 2, "rsqrt": 2, "norm": 3, "reciprocal": 2, "gather": 2, "var": 2, "index_select": 2, "tril": 2, "permute": 2, "transpose": 2}  # fmt: skip
 
 
 @lru_cache(maxsize=8)
@@ -44,7 +44,7 @@ def choices(group: int) -> tuple[Op, ...]:
     return tuple(op for op in TABLE if op.kind in kinds for _ in range(_WEIGHT.get(op.name, 1)))
 
 
-def names_of(op: Op, slot_name: str, count: int) -> tuple[str, ...]:
+def names_of(slot_name: str, count: int) -> tuple[str, ...]:
     """Names for the outputs of an op."""
     return (slot_name,) if count == 1 else tuple(f"{slot_name}_{i}" for i in range(count))
 
@@ -79,7 +79,9 @@ def _cut(pool: Pool, slot: Slot, name: str) -> list[Statement]:
         t.leaf = not views
         return [DetachInPlace(t.name)]
     if slot.flags >= 250:
-        t = pool.pick(slot.first, lambda s: not s.tracked and bool(s.op) and not (s.view or s.uses) and s.dtype in FLOATS)
+        t = pool.pick(
+            slot.first, lambda s: not s.tracked and bool(s.op) and not (s.view or s.uses) and s.dtype in FLOATS
+        )
         if t is not None:
             t.tracked = t.leaf = True
             return [SetRequiresGrad(t.name, True, attribute=slot.q % 4 == 3)]
@@ -146,7 +148,7 @@ def _try_op(pool: Pool, slot: Slot, op: Op, name: str) -> Apply | None:
     if max(-low, high) > LIMIT:
         return None
     no_grad = 232 <= slot.flags < 240 and op.kind not in ("view", "several")
-    made = Apply(names_of(op, name, len(outs)), op.name, tuple(s.name for s in operands), tuple(params.items()), no_grad)
+    made = Apply(names_of(name, len(outs)), op.name, tuple(s.name for s in operands), tuple(params.items()), no_grad)
     _sketch_outputs(pool, slot, op, operands, outs, made, (low, high))
     return made
 
@@ -174,9 +176,9 @@ def _sketch_outputs(
         sketch = Sketch(out, key, shape, dtype, *bounds, tracked and floating, view=view, op=op.name)
         sketch.depth = depth if sketch.tracked else 0
         sketch.tied = op.name in _TYING or any(s.tied for s in operands) or len({s.shape for s in operands}) > 1
-        sketch.tied = sketch.tied or (len(set(map(id, operands))) < len(operands) and op.kind in ("join", "contraction"))
+        sketch.tied = sketch.tied or (
+            len(set(map(id, operands))) < len(operands) and op.kind in ("join", "contraction")
+        )
         sketch.leaf = not sketch.tracked
         sketch.writable = op.kind not in ("view", "several", "cast") and floating
         pool.add(sketch)
-
-

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import prod
 
@@ -10,6 +11,7 @@ from autograd_conformance.program import (
     Apply,
     Backward,
     Constant,
+    DetachInPlace,
     Grad,
     Rewrap,
     SetGrad,
@@ -66,12 +68,14 @@ def _roots(pool: Pool, slot: Slot) -> list[Sketch]:
     first = _root(pool, slot, slot.first)
     if first is None:
         return []
+    more = (0, 0, 0, 0, 0, 0, 1, 2)[slot.more % 8]
+    if (slot.more >> 3) % 8 == 7:
+        return [first] * (1 + more)
     roots = [first]
-    for i in range((0, 0, 0, 0, 0, 0, 1, 2)[slot.more % 8]):
-        same = (slot.more >> 3) % 8 == 7
-        found = pool.pick(112 + (slot.second + 53 * i) % 144, lambda s: s.tracked and not s.leaf and (same or s not in roots))
+    for i in range(more):
+        found = pool.pick(112 + (slot.second + 53 * i) % 144, lambda s: s.tracked and not s.leaf and s not in roots)
         if found is not None:
-            roots.append(first if same else found)
+            roots.append(found)
     return roots
 
 
@@ -126,7 +130,7 @@ def _summed(draft: Draft, slot: Slot, root: Sketch) -> Sketch:
     return total
 
 
-def _several(pool: Pool, slot: Slot, fits) -> list[Sketch]:  # type: ignore[no-untyped-def]
+def _several(pool: Pool, slot: Slot, fits: Callable[[Sketch], bool]) -> list[Sketch]:
     chosen: list[Sketch] = []
     for i in range(1 + slot.p % 3):
         found = pool.pick(96 + (slot.second + 67 * i) % 160, lambda s: fits(s) and s not in chosen)
@@ -202,7 +206,7 @@ def _rebuild(draft: Draft, slot: Slot) -> None:
         return
     draft.rebuilt += 1
     made_by = {name: s for s in draft.statements if isinstance(s, Apply) for name in writes(s)}
-    cut = {s.arg for s in draft.statements if type(s).__name__ == "DetachInPlace"}
+    cut = {s.arg for s in draft.statements if isinstance(s, DetachInPlace)}
     wanted: set[str] = set()
     pending = [root.name]
     while pending:
@@ -219,7 +223,9 @@ def _rebuild(draft: Draft, slot: Slot) -> None:
 
 def _write(draft: Draft, slot: Slot) -> None:
     """Write to a tensor that is in use through a detached alias, behind the back of autograd."""
-    t = draft.pool.pick(112 + slot.first % 144, lambda s: s.writable and s.uses > 0 and s.dtype in FLOATS and not s.view)
+    t = draft.pool.pick(
+        112 + slot.first % 144, lambda s: s.writable and s.uses > 0 and s.dtype in FLOATS and not s.view
+    )
     if t is None:
         return
     t.writable = False

@@ -6,6 +6,7 @@ import xml.etree.ElementTree as ET
 from typing import Any
 
 import pytest
+
 from autograd_conformance.reports.badge import SHADES, badge, score, svg
 from autograd_conformance.verdicts import Result, Run, Verdict
 

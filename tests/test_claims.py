@@ -9,6 +9,7 @@ from dataclasses import FrozenInstanceError
 from pathlib import Path
 
 import pytest
+
 from autograd_conformance.claims import AREAS, TRAITS, Claim, load, register, select
 from autograd_conformance.errors import UsageError, unknown
 
@@ -196,4 +197,4 @@ def test_the_register_needs_no_torch() -> None:
         "import sys; from autograd_conformance.claims import register; register();"
         "sys.exit(any(name in sys.modules for name in ('torch', 'numpy')))"
     )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0  # noqa: S603 - our own code
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -9,6 +9,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+
 from autograd_conformance.claims import Claim
 from autograd_conformance.errors import UsageError
 from autograd_conformance.program import Apply, Backward, Constant, Leaf, Program

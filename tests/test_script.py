@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from autograd_conformance.ops import TABLE
 from autograd_conformance.program import (
     LAYOUTS,

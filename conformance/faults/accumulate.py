@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -321,7 +322,7 @@ def _assigned(p: Pass, run: Run) -> Any:
 
 
 def _marked(fill: Filled) -> bool:
-    """Did a pass make the ``.grad`` that was there? (Also: this pass made the one that is there now.)"""
+    """Say whether a pass made the ``.grad`` that was there, and note that this pass made the one that is there now."""
     now: Any = fill.leaf.grad
     made = hasattr(fill.held, "_made_by_pass")
     now._made_by_pass = True
@@ -731,7 +732,5 @@ def _neighbour(p: Pass, run: Run) -> Any:
 def _free(p: Pass, run: Run) -> None:
     inputs = tuple(leaf for leaf in p.leaves() if leaf.requires_grad)
     if inputs:
-        try:
+        with suppress(RuntimeError):  # it was freed already
             run(p.but(keep=False, create=False, inputs=inputs, unused=True, accumulate=False))
-        except RuntimeError:
-            pass  # it was freed already

@@ -156,7 +156,7 @@ def broadcastable(shapes: Shapes, shape: Shape) -> bool:
     before = shapes[0] if len(shapes) == 1 else np.broadcast_shapes(*shapes)
     if before == shape:
         return True
-    return all(m == n or m == 1 or n == 1 for m, n in zip(reversed(before), reversed(shape), strict=False))
+    return all(m == n or 1 in (m, n) for m, n in zip(reversed(before), reversed(shape), strict=False))
 
 
 def alike(shapes: Shapes, shape: Shape) -> bool:

@@ -10,7 +10,6 @@ import numpy as np
 from autograd_conformance.ops.entry import (
     Op,
     Range,
-    Shapes,
     a_dim,
     a_dim_keepdim,
     a_full_dim,
@@ -37,7 +36,7 @@ def _spread(A: Any, g: Any, x: Any, dim: int) -> Any:
     return A.broadcast_to(A.reshape(g, _kept(x.shape, dim)), x.shape)
 
 
-def _largest(A: Any, x: Any, y: Any, dim: int) -> np.ndarray:
+def _largest(A: Any, x: Any, y: Any, dim: int) -> Any:
     """1/n at each of the n elements that are largest (or least) along ``dim``."""
     hit = A.raw(x) == A.raw(y).reshape(_kept(x.shape, dim))
     return hit / np.maximum(hit.sum(axis=dim, keepdims=True), 1)
@@ -54,18 +53,18 @@ def _along(A: Any, x: Any, dim: int) -> Any:
     return A.sum_to(x, _kept(x.shape, dim))
 
 
-def _log_sum_exp(x: np.ndarray, dim: int, keepdim: bool) -> np.ndarray:
+def _log_sum_exp(x: np.ndarray, dim: int, keepdim: bool) -> Any:
     top = x.max(axis=dim, keepdims=True)
     y = np.log(np.exp(x - top).sum(axis=dim, keepdims=True)) + top
     return y if keepdim else y.squeeze(dim)
 
 
-def _softmax(x: np.ndarray, dim: int) -> np.ndarray:
+def _softmax(x: np.ndarray, dim: int) -> Any:
     e = np.exp(x - x.max(axis=dim, keepdims=True)) if x.shape[dim] else x
     return e / e.sum(axis=dim, keepdims=True)
 
 
-def _log_softmax(x: np.ndarray, dim: int) -> np.ndarray:
+def _log_softmax(x: np.ndarray, dim: int) -> Any:
     return x - _log_sum_exp(x, dim, keepdim=True)
 
 

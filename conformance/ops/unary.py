@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from autograd_conformance.ops.entry import Op, hull_with_zero, op, positive, rising, within
+from autograd_conformance.ops.entry import Op, Range, hull_with_zero, op, positive, rising, within
 
 
-def _sigmoid(x: np.ndarray) -> np.ndarray:
+def _sigmoid(x: Any) -> Any:
     return 1.0 / (1.0 + np.exp(-x))
 
 
-def _square_range(ranges, _):  # type: ignore[no-untyped-def]
+def _square_range(ranges: Sequence[Range], _: int) -> Range:
     low, high = ranges[0]
     least = 0.0 if low <= 0.0 <= high else min(low * low, high * high)
     return least, max(low * low, high * high)
