@@ -51,7 +51,7 @@ def close(session: Session) -> Run:
 def _lost(engine: Engine, claim: str, device: str) -> Result:
     """A claim whose test gave no result: its process died, or the run was stopped before."""
     for folder in sorted((engine.folder / slug(device)).glob("*/")):
-        deaths = engine.lost(folder.name, device)
+        deaths = engine.collected(folder.name, device).deaths + engine.lost(folder.name, device)
         if deaths:
             return ended(Result(claim, device, Verdict.CRASHED, family=folder.name), deaths)
     return Result(claim, device, Verdict.NOT_RUN, expected=False, reason="the run ended before")

@@ -33,8 +33,8 @@ _REWRAPS = (
     "detach", "detach", "detach", "data", "reattach", "reattach", "copy", "tensor", "tensor_tracked", "new_tensor", "parameter", "same",
 )  # fmt: skip
 # Ops that are picked more often than their even share, for what they have found.
-_WEIGHT = {"add": 3, "mul": 3, "stack": 2, "where": 4, "to_float32": 2, "to_float64": 3, "positive": 1, "gt": 1, "bmm": 2,
-           "mv": 2, "dot": 3, "mm": 3, "prod_dim": 4, "pow": 2, "atan2": 1, "log": 2, "sqrt": 2, "rsqrt": 2, "norm": 3, "reciprocal": 2, "gather": 2, "var": 2, "index_select": 2, "tril": 2, "permute": 2, "transpose": 2}  # fmt: skip
+_WEIGHT = {"add": 3, "mul": 3, "stack": 2, "where": 4, "to_float32": 2, "to_float64": 3, "positive": 1, "gt": 1, "bmm": 5,
+           "mv": 2, "dot": 3, "mm": 3, "prod_dim": 6, "pow": 2, "atan2": 1, "log": 2, "sqrt": 2, "rsqrt": 2, "norm": 3, "reciprocal": 2, "gather": 2, "var": 2, "index_select": 2, "tril": 2, "permute": 2, "transpose": 2}  # fmt: skip
 
 
 @lru_cache(maxsize=8)
