@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from autograd_conformance.devices import Device
-from autograd_conformance.program import Apply, Backward, Constant, Grad, Leaf, Program, SetGrad, Statement
+from autograd_conformance.program import Apply, Backward, Constant, Grad, Leaf, Program, SetData, SetGrad, Statement
 
 Changes = tuple[str, ...]
 
@@ -43,6 +43,8 @@ def _in_float32(s: Statement, changes: dict[str, None]) -> Statement:
     match s:
         case Leaf():
             return replace(s, data=narrow(s.data) or s.data)
+        case SetData():
+            return replace(s, value=narrow(s.value) or s.value)
         case SetGrad():
             return replace(s, value=narrow(s.value))
         case Backward() | Grad():

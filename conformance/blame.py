@@ -23,6 +23,7 @@ from autograd_conformance.program import (
     Pass,
     Program,
     Rewrap,
+    SetData,
     SetGrad,
     SetRequiresGrad,
     Statement,
@@ -68,6 +69,7 @@ _STATEMENT_CLAIMS: dict[type, str] = {
     DetachInPlace: "detach.inplace-variant",
     SetGrad: "grad.reset-none-or-zero",
     Write: "detach.storage-shared",
+    SetData: "detach.data-attribute",
 }
 Control = tuple[str, Program | None]
 

@@ -115,6 +115,7 @@ class Case:
         self.due: Due = predict(program)
         self.seen: Seen = run(program, device, values=values)
         self.excluded = 0
+        self._carried: dict[int, list[str]] = {}
 
     def again(self, program: Program) -> Case | None:
         """Another program on the same device, a control; None if it makes no sense."""
@@ -195,8 +196,9 @@ class Case:
                 error = self.seen.errors.get(at)
                 rows.append(PassCase(at, statement, due, self._must_raise(due), error, before, after, shared))
             before = after
-            pairs = self.seen.overlaps.get(at, ())
-            shared = frozenset(name.removesuffix(".grad") for pair in pairs for name in pair)
+            if not isinstance(statement, Grad):
+                pairs = self.seen.overlaps.get(at, ())
+                shared = frozenset(name.removesuffix(".grad") for pair in pairs for name in pair)
         return rows
 
     @cached_property
@@ -204,9 +206,23 @@ class Case:
         """Backward calls and ``autograd.grad`` calls that had to succeed and did."""
         return [p for p in self.passes if p.judged]
 
+    @cached_property
+    def backwards(self) -> list[PassCase]:
+        """Backward calls that had to succeed and did."""
+        return [p for p in self.judged if isinstance(p.statement, Backward)]
+
+    @cached_property
+    def grads(self) -> list[PassCase]:
+        """``autograd.grad`` calls that had to succeed and did."""
+        return [p for p in self.judged if isinstance(p.statement, Grad)]
+
     def carried(self, p: PassCase) -> list[str]:
         """Names that a pass gives a gradient that is not all zero: where a wrong one would show."""
-        return [name for name, delta in p.due.deltas.items() if name not in p.shared and np.any(delta)]
+        known = self._carried.get(p.at)
+        if known is None:
+            known = [name for name, delta in p.due.deltas.items() if name not in p.shared and np.any(delta)]
+            self._carried[p.at] = known
+        return known
 
     @cached_property
     def _saved(self) -> Any:

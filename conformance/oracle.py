@@ -28,6 +28,7 @@ from autograd_conformance.program import (
     Pass,
     Program,
     Rewrap,
+    SetData,
     SetRequiresGrad,
     Shape,
     Statement,
@@ -47,10 +48,11 @@ class InvalidProgram(ValueError):
 class Storage:
     """Memory that tensors may share, and the statements that wrote to it after it was filled.
 
-    ``writes`` holds (statement, noticed): a write through ``.data`` is not noticed by the version counter.
+    ``writes`` holds (statement, counter): the version counter that noticed the write. Views and ``detach()`` share the
+    counter of their source; ``.data`` has one of its own, so a write on one side is not noticed on the other.
     """
 
-    writes: list[tuple[int, bool]] = field(default_factory=list)
+    writes: list[tuple[int, object]] = field(default_factory=list)
 
 
 @dataclass(eq=False, slots=True)
@@ -68,6 +70,12 @@ class Paper:
     is_view: bool = False
     alias: str = ""
     detached_at: int = -1
+    own_counter: object = None
+
+    @property
+    def counter(self) -> object:
+        """The version counter: that of the memory, if the tensor has none of its own."""
+        return self.own_counter or self.storage
 
     @property
     def is_leaf(self) -> bool:
@@ -189,9 +197,10 @@ class _Model:
         self.due = Due()
         self.live = self.due.tensors
         self.noise = noise
+        self.wrote = False
 
     def step(self, at: int, statement: Statement) -> None:
-        if any(_stale(self.live[name]) for name in reads(statement)):
+        if self.wrote and any(_stale(self.live[name]) for name in reads(statement)):
             self.due.doubtful.add(at)
         match statement:
             case Apply():
@@ -210,6 +219,8 @@ class _Model:
                 self._detach_in_place(at, statement)
             case Write():
                 self._write(at, statement)
+            case SetData():
+                self._set_data(at, statement)
 
     def _put(self, tensor: Paper) -> None:
         self.live[tensor.name] = tensor
@@ -244,6 +255,7 @@ class _Model:
             maker = node if dtypes[slot] in FLOATS else None
             storage = inputs[0].storage if view else Storage()
             out = Paper(name, value.shape, dtypes[slot], value, maker is not None, storage, maker, slot, view)
+            out.own_counter = inputs[0].own_counter if view else None
             self._put(out)
             outs.append(out)
         if node is not None:
@@ -255,7 +267,7 @@ class _Model:
         node = Node(at, len(self.due.nodes), op, params, inputs, values, result)
         node.edges = tuple([(t.node or t) if t.requires_grad else None for t in inputs])
         node.slots = tuple([t.slot for t in inputs])
-        node.unsure = True in [_stale(t) for t in inputs]
+        node.unsure = self.wrote and True in [_stale(t) for t in inputs]
         self.due.nodes[at] = node
         return node
 
@@ -266,7 +278,10 @@ class _Model:
             self.live[s.out] = t
             return
         storage = t.storage if shares else Storage()
-        self._put(Paper(s.out, t.shape, t.dtype, t.value, tracked, storage, is_view=shares, alias=s.how))
+        new = Paper(s.out, t.shape, t.dtype, t.value, tracked, storage, is_view=shares, alias=s.how)
+        if shares:
+            new.own_counter = object() if s.how in ("data", "parameter") else t.own_counter
+        self._put(new)
 
     # --- changing tensors -----------------------------------------------------------------------------------------
 
@@ -286,10 +301,20 @@ class _Model:
 
     def _write(self, at: int, s: Write) -> None:
         t = self.live[s.arg]
-        t.storage.writes.append((at, t.alias != "data"))
+        t.storage.writes.append((at, t.counter))
+        self.wrote = True
         for other in self.live.values():
             if other.storage is t.storage:
                 other.value = other.value * 2.0
+
+    def _set_data(self, at: int, s: SetData) -> None:
+        """New memory, which no version counter tells apart from the old."""
+        t = self.live[s.arg]
+        if t.requires_grad and s.value.dtype not in FLOATS:
+            self.due.refused[at] = "dtype"
+            return
+        t.value = np.array(s.value.values, dtype=np.float64).reshape(s.value.shape)
+        t.storage, t.own_counter = Storage(writes=[(at, None)]), None
 
     # --- passes ---------------------------------------------------------------------------------------------------
 
@@ -420,7 +445,7 @@ def _perhaps_executed(s: Pass, targets: Sequence[Paper], executed: Sequence[Node
 
 def _stale(t: Paper) -> bool:
     """A view whose base was written behind its back: what its history is now, nobody promises."""
-    return t.is_view and bool(t.storage.writes) and any(noticed for _, noticed in t.storage.writes)
+    return t.is_view and any(counter is t.counter for _, counter in t.storage.writes)
 
 
 def _confuse(executed: Sequence[Node]) -> None:
@@ -432,13 +457,16 @@ def _confuse(executed: Sequence[Node]) -> None:
 def _look_for_writes(due: PassDue) -> None:
     """Note the executed nodes whose inputs or outputs were written, or detached in place, after they were recorded."""
     for node in due.executed:
-        for t in node.inputs + node.outs:
-            if not t.storage.writes and t.detached_at < 0:
-                continue
-            later = {at for at, noticed in t.storage.writes if noticed and at > node.at}
-            if later:
-                due.written.setdefault(node.at, set()).update(later)
-            if any(not noticed and at > node.at for at, noticed in t.storage.writes):
-                due.spoiled = True
+        tensors = node.inputs + node.outs
+        for t in tensors:
             if t.detached_at > node.at:
                 due.written.setdefault(node.at, set()).add(t.detached_at)
+            for at, counter in t.storage.writes:
+                if at < node.at:
+                    continue
+                if counter is t.counter:
+                    due.written.setdefault(node.at, set()).add(at)
+                    # which of several aliases the node saved, with which counter, is the node's own business
+                    due.unsure = due.unsure or any(o.storage is t.storage and o.counter is not counter for o in tensors)
+                else:
+                    due.spoiled = True

@@ -100,6 +100,14 @@ class SetGrad:
 
 
 @dataclass(frozen=True, slots=True)
+class SetData:
+    """``arg.data = tensor``: a leaf gets new memory, behind the back of autograd."""
+
+    arg: str
+    value: Constant
+
+
+@dataclass(frozen=True, slots=True)
 class Write:
     """A write that autograd does not record: ``with torch.no_grad(): arg.mul_(2.0)``."""
 
@@ -131,7 +139,7 @@ class Grad:
 
 
 Pass = Backward | Grad
-Statement = Leaf | Apply | Rewrap | DetachInPlace | SetRequiresGrad | SetGrad | Write | Backward | Grad
+Statement = Leaf | Apply | Rewrap | DetachInPlace | SetRequiresGrad | SetGrad | SetData | Write | Backward | Grad
 
 # Ways to get a tensor from a tensor without an op: torch source, shares storage, requires_grad of the result.
 REWRAPS: dict[str, tuple[str, bool, bool]] = {
@@ -153,6 +161,7 @@ _KINDS: dict[str, type] = {
     "detach_": DetachInPlace,
     "requires_grad": SetRequiresGrad,
     "set_grad": SetGrad,
+    "set_data": SetData,
     "write": Write,
     "backward": Backward,
     "grad": Grad,

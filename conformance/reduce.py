@@ -21,6 +21,7 @@ from autograd_conformance.program import (
     Leaf,
     Program,
     Rewrap,
+    SetData,
     SetGrad,
     SetRequiresGrad,
     Shape,
@@ -183,6 +184,8 @@ def refitted(program: Program) -> Program:
             s = replace(s, seeds=tuple(fit(root, seed) for root, seed in zip(s.roots, s.seeds, strict=True)))
         elif isinstance(s, SetGrad):
             s = replace(s, value=fit(s.arg, s.value))
+        elif isinstance(s, SetData):
+            s = replace(s, value=fit(s.arg, s.value) or s.value)
         rows.append(s)
     return Program(tuple(rows))
 

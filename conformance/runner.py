@@ -25,6 +25,7 @@ from autograd_conformance.program import (
     Leaf,
     Program,
     Rewrap,
+    SetData,
     SetGrad,
     SetRequiresGrad,
     Shape,
@@ -178,7 +179,7 @@ class Runner:
         except Exception as error:  # noqa: BLE001 - whatever torch raises is an observation
             self._failed(at, error)
         if isinstance(statement, Backward | Grad | SetGrad):
-            self._look_at_grads(at)
+            self._look_at_grads(at, statement)
 
     def _failed(self, at: int, error: Exception) -> None:
         self.seen.errors[at] = Error(type(error).__name__, str(error)[:400])
@@ -208,6 +209,8 @@ class Runner:
                     self._follow(s.arg, t)
             case Write():
                 self._write(at, s)
+            case SetData():
+                self._set_data(at, s)
 
     # --- tensors --------------------------------------------------------------------------------------------------
 
@@ -296,6 +299,17 @@ class Runner:
             for name, other in self.live.items():
                 self.seen.values[at, name] = _numbers(other)
 
+    def _set_data(self, at: int, s: SetData) -> None:
+        t, value = self.live[s.arg], self._tensor(s.value)
+        flags, grad = _look(t), t.grad if t.is_leaf else None
+        try:
+            t.data = value
+        finally:
+            self.seen.facts[at, "flags kept"] = _look(t)._replace(dtype=flags.dtype) == flags
+            self.seen.facts[at, "grad kept"] = t.grad is grad
+        if value.numel():
+            self.seen.facts[at, "same memory"] = _storage(t) == _storage(value)
+
     # --- gradients ------------------------------------------------------------------------------------------------
 
     def _set_grad(self, s: SetGrad) -> None:
@@ -353,7 +367,7 @@ class Runner:
         result = torch.autograd.grad(roots if len(roots) > 1 else roots[0], inputs, **keywords)
         self.seen.returned[at] = [None if g is None else self._look_at_grad(g, None) for g in result]
 
-    def _look_at_grads(self, at: int) -> None:
+    def _look_at_grads(self, at: int, statement: Statement) -> None:
         now: dict[str, GradSeen | None] = {}
         before = self.before
         for name, t in self.leaves.items():
@@ -363,13 +377,14 @@ class Runner:
             before[name] = g
             now[name] = None if g is None else self._look_at_grad(g, old)
         self.seen.grads[at] = now
-        self._look_for_overlaps(at)
+        if not isinstance(statement, Grad):  # which leaves every .grad where it was
+            self._look_for_overlaps(at)
 
     def _look_at_grad(self, g: torch.Tensor, old: torch.Tensor | None) -> GradSeen:
         return GradSeen(
             _numbers(g) if self.values else None,
             tuple(g.shape),
-            _NAMES.get(g.dtype, str(g.dtype)),
+            _NAMES.get(g.dtype) or str(g.dtype),
             g.stride(),
             g.requires_grad,
             g.grad_fn is not None,
@@ -407,7 +422,7 @@ def _grad_of(t: torch.Tensor) -> torch.Tensor | None:
 
 def _look(t: torch.Tensor) -> TensorSeen:
     return TensorSeen(
-        t.requires_grad, t.is_leaf, t.grad_fn is not None, tuple(t.shape), _NAMES.get(t.dtype, str(t.dtype))
+        t.requires_grad, t.is_leaf, t.grad_fn is not None, tuple(t.shape), _NAMES.get(t.dtype) or str(t.dtype)
     )
 
 
@@ -426,6 +441,8 @@ def _storage(t: torch.Tensor) -> int:
 
 
 def _last_byte(t: torch.Tensor) -> int:
+    if t.is_contiguous():
+        return t.data_ptr() + t.nbytes - 1
     reach = sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
     return t.data_ptr() + (reach + 1) * t.element_size() - 1
 

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from autograd_conformance.compare import HELD, Case, Findings, PassCase
+from autograd_conformance.compare import HELD, Case, Findings
 from autograd_conformance.judge import claim
 from autograd_conformance.program import Grad
-
-
-def _grads(case: Case) -> Iterator[PassCase]:
-    """autograd.grad calls that had to succeed and did."""
-    return (p for p in case.judged if isinstance(p.statement, Grad))
 
 
 @claim("agrad.equals-backward")
 def test_equals_backward(case: Case) -> Findings:
     """autograd.grad returns what backward would add to .grad, and adds nothing."""
-    for p in _grads(case):
+    for p in case.grads:
         yield from (HELD for _ in case.carried(p))
 
 
@@ -55,7 +48,7 @@ def test_nonrequiring_input(case: Case) -> Findings:
 @claim("agrad.result-not-tracked")
 def test_result_not_tracked(case: Case) -> Findings:
     """Without create_graph what autograd.grad returns does not require grad."""
-    for p in _grads(case):
+    for p in case.grads:
         if p.statement.create_graph:
             continue
         for i, returned in enumerate(case.seen.returned[p.at]):
@@ -78,6 +71,6 @@ def test_frees_executed_part(case: Case) -> Findings:
 @claim("agrad.sum-over-outputs")
 def test_sum_over_outputs(case: Case) -> Findings:
     """With several roots autograd.grad returns the sum of their gradients."""
-    for p in _grads(case):
+    for p in case.grads:
         if len(p.statement.roots) > 1 and case.carried(p):
             yield HELD

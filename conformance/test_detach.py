@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autograd_conformance.compare import HELD, Case, Findings
 from autograd_conformance.judge import claim
-from autograd_conformance.program import Backward, DetachInPlace, Rewrap, Write
+from autograd_conformance.program import Backward, DetachInPlace, Rewrap, SetData, Write
 
 _CUTS = ("detach", "data", "reattach", "copy")
 
@@ -58,6 +58,21 @@ def test_data_attribute(case: Case) -> Findings:
         yield case.judge(m.at, f"{m.name}.requires_grad", False, m.seen.requires_grad, ".data has no history")
         yield case.judge(m.at, f"{m.name}.is_leaf", True, m.seen.is_leaf, ".data has no history")
     yield from _memory(case, "data")
+    yield from _assigned(case)
+
+
+def _assigned(case: Case) -> Findings:
+    """What the assignment of .data leaves as it was, and what it refuses."""
+    for at, s in case.at(SetData):
+        if case.due.refused.get(at) == "dtype":
+            yield case.judge_raise(at, f"{s.arg} requires grad and cannot be of an integer dtype")
+            continue
+        if at in case.seen.errors:
+            continue
+        facts, flags = case.seen.facts, f"({s.arg}.requires_grad, {s.arg}.is_leaf)"
+        why = "only its memory is exchanged"
+        yield case.judge(at, f"{flags} == held", True, facts[at, "flags kept"], why, before=f"held = {flags}")
+        yield case.judge(at, f"{s.arg}.grad is held", True, facts[at, "grad kept"], why, before=f"held = {s.arg}.grad")
 
 
 @claim("detach.cuts")

@@ -10,20 +10,15 @@ import numpy as np
 from autograd_conformance.buffers import origins
 from autograd_conformance.compare import HELD, Case, Findings, PassCase
 from autograd_conformance.judge import claim
-from autograd_conformance.program import Backward, Leaf, SetGrad, layout_source
+from autograd_conformance.program import Leaf, SetData, SetGrad, layout_source
 from autograd_conformance.reports.statements import constant_source
 from autograd_conformance.runner import GradSeen
 from autograd_conformance.verdicts import Violation
 
 
-def _backwards(case: Case) -> Iterator[PassCase]:
-    """Backward calls that had to succeed and did."""
-    return (p for p in case.judged if isinstance(p.statement, Backward))
-
-
 def _filled(case: Case) -> Iterator[tuple[PassCase, str, GradSeen]]:
     """Gradients that a backward call was due to give and gave."""
-    for p in _backwards(case):
+    for p in case.backwards:
         for name in p.due.deltas:
             after = p.after.get(name)
             if after is not None:
@@ -49,9 +44,9 @@ def test_none_initially(case: Case) -> Findings:
 @claim("grad.leaf-only")
 def test_leaf_only(case: Case) -> Findings:
     """After backward the leaves that require grad and were reached have a .grad, and no non-leaf has."""
-    for p in _backwards(case):
+    for p in case.backwards:
         yield from (HELD for name in p.due.deltas if name in p.after)  # a missing one is a difference
-    last = max((p.at for p in _backwards(case)), default=None)
+    last = max((p.at for p in case.backwards), default=None)
     if last is None:
         return
     for m in case.made:
@@ -62,7 +57,7 @@ def test_leaf_only(case: Case) -> Findings:
 @claim("grad.unreached-stays-none")
 def test_unreached_stays_none(case: Case) -> Findings:
     """A leaf that the roots do not depend on keeps its .grad as it was."""
-    for p in _backwards(case):
+    for p in case.backwards:
         for name, after in p.after.items():
             tensor = case.due.tensors[name]
             if name not in p.due.deltas and tensor.requires_grad and p.statement.inputs is None:
@@ -93,7 +88,7 @@ def test_accumulates_sum(case: Case) -> Findings:
 @claim("grad.own-memory")
 def test_own_memory(case: Case) -> Findings:
     """No two gradients, and no gradient and a tensor of the user's, share memory."""
-    for p in _backwards(case):
+    for p in case.backwards:
         shared = case.seen.overlaps.get(p.at, [])
         fresh = [name for name, after in p.after.items() if after is not None and 0 not in after.shape]
         yield from (HELD for _ in fresh[1:])
@@ -200,7 +195,7 @@ def _reset(case: Case) -> Findings:
 def _after_reset(case: Case, hows: tuple[str, ...]) -> Findings:
     reset: dict[str, str] = {}
     filled: set[str] = set()
-    steps = {p.at: p for p in _backwards(case)}
+    steps = {p.at: p for p in case.backwards}
     for at, s in enumerate(case.program):
         if isinstance(s, SetGrad):
             reset[s.arg] = s.how
@@ -250,7 +245,8 @@ def _strides_of(leaf: Leaf) -> tuple[int, ...]:
 
 
 def _layouts(case: Case, *, dense: bool) -> Iterator[tuple[PassCase, str, GradSeen, tuple[int, ...]]]:
-    leaves = {s.name: _strides_of(s) for s in case.program if isinstance(s, Leaf)}
+    moved = {s.arg for s in case.program if isinstance(s, SetData)}
+    leaves = {s.name: _strides_of(s) for s in case.program if isinstance(s, Leaf) and s.name not in moved}
     for p, name, after in _filled(case):
         stride = leaves.get(name)
         shape = case.due.tensors[name].shape
@@ -285,7 +281,7 @@ def test_layout_nondense(case: Case) -> Findings:
 def test_multi_loss(case: Case) -> Findings:
     """Backward of one loss and then of another adds up to backward of both."""
     filled_by: dict[str, tuple[str, ...]] = {}
-    for p in _backwards(case):
+    for p in case.backwards:
         roots = p.statement.roots
         for name in case.carried(p):
             if p.before.get(name) is not None and filled_by.get(name, roots) != roots:

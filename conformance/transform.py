@@ -16,6 +16,7 @@ from autograd_conformance.program import (
     Leaf,
     Program,
     Rewrap,
+    SetData,
     SetGrad,
     SetRequiresGrad,
     Statement,
@@ -52,7 +53,7 @@ def needed(program: Program, at: int) -> Program:
             wanted.update(reads(s))
             wanted.update(writes(s))
             kept.append(s)
-        elif isinstance(s, SetGrad | SetRequiresGrad | DetachInPlace | Write):
+        elif isinstance(s, SetGrad | SetData | SetRequiresGrad | DetachInPlace | Write):
             kept.append(s)
     kept.reverse()
     return without(Program(tuple(kept)), ())

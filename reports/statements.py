@@ -16,6 +16,7 @@ from autograd_conformance.program import (
     Leaf,
     Pass,
     Rewrap,
+    SetData,
     SetGrad,
     SetRequiresGrad,
     Statement,
@@ -40,6 +41,8 @@ def statement_source(statement: Statement, device: str = "cpu") -> str:
             line = f"{arg}.detach_()"
         case SetRequiresGrad(arg=arg, value=value, attribute=attribute):
             line = f"{arg}.requires_grad = {value}" if attribute else f"{arg}.requires_grad_({value})"
+        case SetData(arg=arg, value=value):
+            return f"{arg}.data = {constant_source(value, device)}"
         case SetGrad():
             line = _set_grad(statement, device)
         case Write(arg=arg):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import prod
 
 from autograd_conformance.ops import FLOATS, LIMIT, MOST_DIMS, TABLE, Op
@@ -16,6 +16,7 @@ MOST_ELEMENTS = 128
 _TYING = {"expand", "contiguous", "repeat", "gather", "index", "index_select", "take", "tril", "pad", "masked_fill", "relu", "clamp",
           "unfold", "to_int64", "var", "var_mean"}  # fmt: skip
 _CHOOSING = {"amax", "amin", "max_dim", "min_dim", "sort", "relu", "abs", "leaky_relu", "clamp"}
+_ALL = (*FLOATS, "int64", "bool")
 MAYBE_VIEWS = ("reshape", "flatten")  # a view or a copy, as memory allows
 TRIES = 12
 
@@ -104,23 +105,21 @@ def _cut(pool: Pool, slot: Slot, name: str) -> list[Statement]:
     return made
 
 
+def _fits(op: Op, dtypes: tuple[str, ...], shapes: list[tuple[int, ...]], s: Sketch) -> bool:
+    return s.dtype in dtypes and op.fits(shapes, s.shape)
+
+
 def _operands(pool: Pool, slot: Slot, op: Op) -> list[Sketch] | None:
     references = (slot.first, slot.second, slot.third)
     wanted = op.arity if op.arity > 0 else 2 + slot.third % 2
     chosen: list[Sketch] = []
     shapes: list[tuple[int, ...]] = []
     for i in range(wanted):
-
-        def fits(s: Sketch, i: int = i) -> bool:
-            if i == 0 and op.takes == "bool":
-                return s.dtype == "bool"
-            if s.dtype not in FLOATS and not (i == 0 and op.takes == "any"):
-                return False
-            if op.same_dtype and chosen and s.dtype != chosen[0].dtype:
-                return False
-            return op.fits(shapes, s.shape)
-
-        found = pool.pick(references[i], fits)
+        if i == 0 and op.takes != "float":
+            dtypes: tuple[str, ...] = ("bool",) if op.takes == "bool" else _ALL
+        else:
+            dtypes = (chosen[0].dtype,) if op.same_dtype and chosen else FLOATS
+        found = pool.pick(references[i], partial(_fits, op, dtypes, shapes))
         if found is None:
             return None
         chosen.append(found)
@@ -142,8 +141,9 @@ def _try_op(pool: Pool, slot: Slot, op: Op, name: str) -> Apply | None:
     if params is None:
         return None
     outs = op.shapes(shapes, **params)
-    if any(prod(out) > MOST_ELEMENTS or len(out) > MOST_DIMS for out in outs):
-        return None
+    for out in outs:
+        if prod(out) > MOST_ELEMENTS or len(out) > MOST_DIMS:
+            return None
     low, high = op.bounds(ranges, prod(shapes[0]))
     if max(-low, high) > LIMIT:
         return None
@@ -165,9 +165,11 @@ def _sketch_outputs(
     dtypes = op.dtypes([(s.dtype, s.shape) for s in operands])
     if isinstance(dtypes, str):
         dtypes = (dtypes,) * len(outs)
-    tracked = not made.no_grad and op.differentiable and any(s.tracked for s in operands)
+    tracked = not made.no_grad and op.vjp is not None and True in [s.tracked for s in operands]
     view = op.kind == "view" or op.name in ("unbind", "split", "chunk")
-    depth = 1 + max(s.depth for s in operands)
+    depth = 1 + max([s.depth for s in operands])
+    tied = op.name in _TYING or True in [s.tied for s in operands] or len({s.shape for s in operands}) > 1
+    tied = tied or (len(set(map(id, operands))) < len(operands) and op.kind in ("join", "contraction"))
     for s in operands:
         s.uses += 1
     for i, (out, shape, dtype) in enumerate(zip(made.outs, outs, dtypes, strict=True)):
@@ -175,10 +177,7 @@ def _sketch_outputs(
         key = (slot.key + 31 * i) % 256
         sketch = Sketch(out, key, shape, dtype, *bounds, tracked and floating, view=view, op=op.name)
         sketch.depth = depth if sketch.tracked else 0
-        sketch.tied = op.name in _TYING or any(s.tied for s in operands) or len({s.shape for s in operands}) > 1
-        sketch.tied = sketch.tied or (
-            len(set(map(id, operands))) < len(operands) and op.kind in ("join", "contraction")
-        )
+        sketch.tied = tied
         sketch.leaf = not sketch.tracked
         sketch.writable = op.kind not in ("view", "several", "cast") and floating
         pool.add(sketch)

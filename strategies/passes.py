@@ -14,6 +14,7 @@ from autograd_conformance.program import (
     DetachInPlace,
     Grad,
     Rewrap,
+    SetData,
     SetGrad,
     SetRequiresGrad,
     Statement,
@@ -164,6 +165,10 @@ def _grad(draft: Draft, slot: Slot, *, last: bool) -> None:
 def _set_grad(draft: Draft, slot: Slot) -> None:
     t = draft.pool.pick(96 + slot.first % 160, lambda s: s.leaf and s.tracked)
     if t is None:
+        return
+    if slot.p % 16 == 15:  # an integer dtype is refused if the leaf requires grad
+        dtype = "int64" if slot.q % 4 == 3 else t.dtype
+        draft.statements.append(SetData(t.name, Constant(t.shape, dtype, numbers(prod(t.shape), 0))))
         return
     how = ("none", "none", "zero", "assign")[slot.p % 4]
     value = Constant(t.shape, t.dtype, numbers(prod(t.shape), slot.q)) if how == "assign" else None

@@ -10,14 +10,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from autograd_conformance.program import Shape
 
 FIELD = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(NamedTuple):
     """Eight drawn bytes and the key of what they make."""
 
     key: int

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -245,30 +244,6 @@ def _new_tensor() -> None:
         return data.detach() if isinstance(data, Tensor) and data.dim() == 0 else out
 
     edit_results(("new_tensor",), edit)
-
-
-@fault(
-    "tensor-without-warning",
-    "leaf.torch-tensor-copies",
-    rare=True,
-    witness="""
-import warnings
-with warnings.catch_warnings(record=True) as seen:
-    warnings.simplefilter("always")
-    torch.tensor(torch.ones(2))
-assert seen
-""",
-)
-def _no_warning() -> None:
-    """torch.tensor of a tensor does not warn."""
-    real: Callable[..., Tensor] = torch.tensor
-
-    def tensor(*args: Any, **kwargs: Any) -> Tensor:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return real(*args, **kwargs)
-
-    replace(torch, "tensor", tensor)
 
 
 def _edit_parameter(edit: Call) -> None:

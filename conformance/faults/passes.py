@@ -329,6 +329,7 @@ def _retain_default() -> None:
     "create-graph-cannot-free",
     "free.retain-default-is-create-graph",
     "free.second-backward-error",
+    "free.shared-trunk",
     rare=True,
     witness="""
 x = torch.ones(2, requires_grad=True)

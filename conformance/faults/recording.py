@@ -444,6 +444,7 @@ def _scalar_off() -> None:
     "requires-grad.start-recording-later",
     "leaf.created-by-user",
     "grad.leaf-only",
+    "requires-grad.means-differentiable",
     rare=True,
     witness="""
 x = (torch.ones(2) * 2.0).requires_grad_()
