@@ -42,7 +42,7 @@ def settle(engine: Engine, claim: Claim, check: ClaimCheck, device: Device) -> R
         expected_violations=found.expected,
         excluded=family.excluded if claim.id == "grad.accumulates-sum" else 0,
     )
-    return _Settler(engine, check, device, entries).result(base, found, family)
+    return _Settler(check, device, entries, engine.profile.evidence).result(base, found, family)
 
 
 def ended(base: Result, deaths: Sequence[tuple[str, str]]) -> Result:
@@ -58,16 +58,23 @@ def ended(base: Result, deaths: Sequence[tuple[str, str]]) -> Result:
     return replace(base, verdict=verdict, expected=False, reason=reason, counterexample=example)
 
 
+def smallest(
+    check: ClaimCheck, device: Device, entries: Sequence[Expectation], examples: Sequence[Example]
+) -> Counterexample:
+    """The smallest counterexample that some programs that break a claim lead to."""
+    return _Settler(check, device, entries).smallest(examples)
+
+
 class _Settler:
     """One claim on one device."""
 
-    def __init__(self, engine: Engine, check: ClaimCheck, device: Device, entries: Sequence[Expectation]) -> None:
-        self.engine, self.check, self.device, self.entries = engine, check, device, entries
+    def __init__(self, check: ClaimCheck, device: Device, entries: Sequence[Expectation], evidence: int = 0) -> None:
+        self.check, self.device, self.entries, self.evidence = check, device, entries, evidence
 
     def result(self, base: Result, found: Judgement, family: Family) -> Result:
         """The verdict, by the first of these rules that applies."""
         if found.examples:
-            return replace(base, verdict=Verdict.BROKEN, expected=False, counterexample=self._smallest(found.examples))
+            return replace(base, verdict=Verdict.BROKEN, expected=False, counterexample=self.smallest(found.examples))
         healed = [e for e in self.entries if not self._shows(e.witness, e)]
         if healed:
             reason = f"the known deviation is gone, remove its expectation: {healed[0].reason}"
@@ -77,10 +84,10 @@ class _Settler:
         if self.entries:
             entry = self.entries[0]
             examples = found.foretold or [(entry.witness.to_json(), Violation(self.check.claim, 0, "", "", ""))]
-            example = self._smallest([(entry.witness.to_json(), examples[0][1])])
+            example = self.smallest([(entry.witness.to_json(), examples[0][1])])
             return replace(base, verdict=Verdict.BROKEN, reason=entry.reason, link=entry.link, counterexample=example)
-        if found.evidence < self.engine.profile.evidence:
-            reason = f"a fault could have shown in {found.evidence} programs, want {self.engine.profile.evidence}"
+        if found.evidence < self.evidence:
+            reason = f"a fault could have shown in {found.evidence} programs, want {self.evidence}"
             return replace(base, verdict=Verdict.UNPROVEN, expected=False, reason=reason)
         return base
 
@@ -96,7 +103,7 @@ class _Settler:
         _, violations = self._run(program)
         return next((v for v in violations if not any(e.recognises(program, v) for e in self.entries)), None)
 
-    def _smallest(self, examples: Sequence[Example]) -> Counterexample:
+    def smallest(self, examples: Sequence[Example]) -> Counterexample:
         """The smallest of the examples, reduced; one that does not show again is kept as it is."""
         ranked = sorted(examples, key=lambda example: len(example[0]))
         for text, _ in ranked:
