@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from autograd_conformance.devices import Device
+from autograd_conformance.ops import FLOATS, OPS
 from autograd_conformance.program import Apply, Backward, Constant, Grad, Leaf, Program, SetData, SetGrad, Statement
 
 Changes = tuple[str, ...]
@@ -19,7 +20,8 @@ def adapt(program: Program, device: Device) -> tuple[Program, Changes]:
     if not device.has("values"):
         rows = [_without_data_dependence(s, changes) for s in rows]
     if not device.has("float64"):
-        rows = [_in_float32(s, changes) for s in rows]
+        changes["float64 became float32: the device has no float64"] = None
+        rows = list(map(_Narrow(), rows))
     return (Program(tuple(rows)), tuple(changes)) if changes else (program, ())
 
 
@@ -33,25 +35,35 @@ def _without_data_dependence(s: Statement, changes: dict[str, None]) -> Statemen
     return replace(s, op="take", params=(("index", positions),))
 
 
-def _in_float32(s: Statement, changes: dict[str, None]) -> Statement:
-    """All of float64 in float32."""
+class _Narrow:
+    """Rewrites all of float64 to float32, and keeps track of what is not floating."""
 
-    def narrow(c: Constant | None) -> Constant | None:
-        return c if c is None or c.dtype != "float64" else replace(c, dtype="float32")
+    def __init__(self) -> None:
+        self.integral: set[str] = set()
 
-    changes["float64 became float32: the device has no float64"] = None
-    match s:
-        case Leaf():
-            return replace(s, data=narrow(s.data) or s.data)
-        case SetData():
-            return replace(s, value=narrow(s.value) or s.value)
-        case SetGrad():
-            return replace(s, value=narrow(s.value))
-        case Backward() | Grad():
-            return replace(s, seeds=tuple(map(narrow, s.seeds)))
-        case Apply(op="to_float64"):
-            return replace(s, op="clone")
-        case Apply(op="to_float32"):
-            return replace(s, op="clone")
-        case _:
+    def __call__(self, s: Statement) -> Statement:
+        match s:
+            case Leaf():
+                return replace(s, data=_narrow(s.data))
+            case SetGrad() | SetData():
+                return s if s.value is None else replace(s, value=_narrow(s.value))
+            case Backward() | Grad():
+                return replace(s, seeds=tuple(None if seed is None else _narrow(seed) for seed in s.seeds))
+            case Apply():
+                return self._apply(s)
+            case _:
+                return s
+
+    def _apply(self, s: Apply) -> Apply:
+        """A cast between the two float dtypes becomes a clone: casting to the dtype it has would do nothing."""
+        op = OPS[s.op]
+        dtypes = op.dtypes([("float32", ())] * len(s.args))
+        several = (dtypes,) * len(s.outs) if isinstance(dtypes, str) else dtypes
+        self.integral.update(out for out, dtype in zip(s.outs, several, strict=True) if dtype not in FLOATS)
+        if op.kind != "cast":
             return s
+        return replace(s, op="to_float32" if s.args[0] in self.integral else "clone")
+
+
+def _narrow(c: Constant) -> Constant:
+    return replace(c, dtype="float32") if c.dtype == "float64" else c

@@ -10,6 +10,7 @@ import gc
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +148,7 @@ class Engine:
         gc.collect()
         gc.freeze()  # cases are cyclic garbage; without what was there before they are quick to collect
         deaths = shard.deaths
-        programs = self.programs(shard.number)
+        programs = shard.programs(partial(self.programs, shard.number))
         work = _ShardWork(self, name, device)
         with shard.journal() as pen, Patience(shard.last_words) as patience:
             try:
@@ -170,7 +171,7 @@ class Engine:
         found = []
         for shard in self._shards(name, device):
             if shard.result is None and shard.deaths:
-                programs = self.programs(shard.number)
+                programs = shard.programs(partial(self.programs, shard.number))
                 found += [(programs[i].to_json(), how) for i, how in shard.deaths.items()]
         return found
 

@@ -11,10 +11,11 @@ import contextlib
 import json
 import mmap
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from autograd_conformance.program import Program
 from autograd_conformance.reports.folder import put
 
 try:
@@ -79,6 +80,15 @@ class Shard:
     def finish(self, body: Any) -> None:
         """Store the result."""
         write_json(self.stem.with_suffix(".json"), body)
+
+    def programs(self, drawn: Callable[[], list[Program]]) -> list[Program]:
+        """The programs of the shard. Whoever needs them first draws them, and they are on disk before any is run."""
+        path = self.stem.with_suffix(".programs")
+        if path.exists():
+            return [Program.from_json(text) for text in path.read_text().splitlines()]
+        programs = drawn()
+        put(path, "".join(f"{program.to_json()}\n" for program in programs))
+        return programs
 
     @property
     def deaths(self) -> dict[int, str]:
