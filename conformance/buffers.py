@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from autograd_conformance.oracle import Node, Paper, PassDue
+from autograd_conformance.paper import Node, Paper, PassDue
 
 Tag = tuple[Any, ...]
 

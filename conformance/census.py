@@ -7,7 +7,7 @@ from math import prod
 
 import numpy as np
 
-from autograd_conformance.oracle import Due, Node
+from autograd_conformance.paper import Due, Node
 from autograd_conformance.program import (
     Apply,
     Backward,

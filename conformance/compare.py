@@ -15,7 +15,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from autograd_conformance.oracle import Due, InvalidProgram, Noise, Paper, PassDue, predict
+from autograd_conformance.oracle import InvalidProgram, predict
+from autograd_conformance.paper import Due, Noise, Paper, PassDue
+from autograd_conformance.probes import saved
 from autograd_conformance.program import (
     Apply,
     Backward,
@@ -30,7 +32,8 @@ from autograd_conformance.program import (
     Write,
     writes,
 )
-from autograd_conformance.runner import Error, GradSeen, Seen, TensorSeen, run, saved
+from autograd_conformance.runner import run
+from autograd_conformance.seen import Error, GradSeen, Seen, TensorSeen
 from autograd_conformance.verdicts import Violation
 
 SAMPLES = 24  # a tie is overlooked if all of them fall on the same side: once in 16 million

@@ -10,13 +10,13 @@ to its ``.grad``. Unless the graph is retained, every node that was executed is 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from autograd_conformance.algebra import Plain
 from autograd_conformance.ops import FLOATS, OPS, Op
+from autograd_conformance.paper import Array, Due, Node, Noise, Paper, PassDue, Storage
 from autograd_conformance.program import (
     REWRAPS,
     Apply,
@@ -30,149 +30,17 @@ from autograd_conformance.program import (
     Rewrap,
     SetData,
     SetRequiresGrad,
-    Shape,
     Statement,
     Write,
     reads,
 )
 
-Array = np.ndarray
 EQUALS = ("amax", "amin")  # ops whose VJP looks for the elements that equal the result
 SPLITS = ("unbind", "split", "chunk")  # ops with several outputs, all of them views
 
 
 class InvalidProgram(ValueError):
     """A program that makes no sense: an unknown name, or shapes that do not fit."""
-
-
-@dataclass(eq=False, slots=True)
-class Storage:
-    """Memory that tensors may share, and the statements that wrote to it after it was filled.
-
-    ``writes`` holds (statement, counter): the version counter that noticed the write. Views and ``detach()`` share the
-    counter of their source; ``.data`` has one of its own, so a write on one side is not noticed on the other.
-    """
-
-    writes: list[tuple[int, object]] = field(default_factory=list)
-
-
-@dataclass(eq=False, slots=True)
-class Paper:
-    """A tensor on paper."""
-
-    name: str
-    shape: Shape
-    dtype: str
-    value: Array
-    requires_grad: bool
-    storage: Storage
-    node: Node | None = None
-    slot: int = 0
-    is_view: bool = False
-    alias: str = ""
-    detached_at: int = -1
-    own_counter: object = None
-
-    @property
-    def counter(self) -> object:
-        """The version counter: that of the memory, if the tensor has none of its own."""
-        return self.own_counter or self.storage
-
-    @property
-    def is_leaf(self) -> bool:
-        """Has no node, be it that the user made it or that nothing was recorded."""
-        return self.node is None
-
-
-@dataclass(eq=False, slots=True)
-class Node:
-    """A recorded op: what a backward pass needs of it."""
-
-    at: int
-    order: int
-    op: Op
-    params: dict[str, Any]
-    inputs: tuple[Paper, ...]
-    values: tuple[Array, ...]
-    result: Any
-    outs: tuple[Paper, ...] = ()
-    edges: tuple[Node | Paper | None, ...] = ()
-    slots: tuple[int, ...] = ()
-    freed: bool = False
-    freed_by: int = -1
-    unsure: bool = False
-
-
-@dataclass(slots=True)
-class PassDue:
-    """What is due of one pass.
-
-    Attributes:
-        raises: it must raise, whatever else (a wrong argument).
-        why: which rule says so: ``untracked``, ``nonscalar``, ``unused``, ``input``; or empty.
-        deltas: per tensor name what the pass adds to its ``.grad`` (Backward), or returns (Grad).
-        executed: nodes that run.
-        again: those of them that an earlier pass freed: if one packed a tensor, the pass must raise.
-        written: executed nodes whose tensors were written or detached in place since, and by which statements.
-        unsure: a pass that raised may or may not have freed some of these nodes: nothing is due.
-        spoiled: something was written through ``.data``, which nobody notices: values are not due.
-
-    """
-
-    raises: bool = False
-    why: str = ""
-    deltas: dict[str, Array] = field(default_factory=dict)
-    executed: list[Node] = field(default_factory=list)
-    again: list[Node] = field(default_factory=list)
-    written: dict[int, set[int]] = field(default_factory=dict)
-    unsure: bool = False
-    spoiled: bool = False
-
-    @property
-    def depends(self) -> bool:
-        """Whether it must raise depends on what the executed nodes packed."""
-        return bool(self.again or self.written)
-
-
-@dataclass(slots=True)
-class Due:
-    """All that is due of a program.
-
-    Attributes:
-        tensors: every tensor, in its last state.
-        made: (requires_grad, is_leaf) of every tensor when it was made.
-        passes: per statement that is a pass.
-        refused: per statement that must raise although it is no pass, which rule says so.
-        nodes: per statement that recorded a node.
-        doubtful: statements that may raise or not, because they use a view whose base was written.
-
-    """
-
-    tensors: dict[str, Paper] = field(default_factory=dict)
-    made: dict[str, tuple[bool, bool]] = field(default_factory=dict)
-    passes: dict[int, PassDue] = field(default_factory=dict)
-    refused: dict[int, str] = field(default_factory=dict)
-    nodes: dict[int, Node] = field(default_factory=dict)
-    doubtful: set[int] = field(default_factory=set)
-
-
-class Noise:
-    """Random rounding: each number gets an error of a few units in its last place (Monte Carlo arithmetic).
-
-    Running a program several times so shows how far rounding can move each of its results, kinks and ties included.
-    """
-
-    def __init__(self, seed: int) -> None:
-        self.random = np.random.default_rng(seed)
-
-    def __call__(self, x: Array, dtype: str) -> Array:
-        """``x`` with relative errors of 4 eps of ``dtype``, and absolute ones where it is zero."""
-        if dtype not in FLOATS or not np.size(x):
-            return x
-        eps = 4 * float(np.finfo(dtype).eps)
-        size = np.abs(x)
-        size = np.where(size == 0, np.max(size, initial=1e-3), size)
-        return np.asarray(x + eps * size * self.random.uniform(-1, 1, np.shape(x)))
 
 
 def predict(program: Program, noise: Noise | None = None) -> Due:

@@ -12,7 +12,8 @@ from math import prod
 
 import numpy as np
 
-from autograd_conformance.oracle import InvalidProgram, Paper, predict
+from autograd_conformance.oracle import InvalidProgram, predict
+from autograd_conformance.paper import Paper
 from autograd_conformance.program import (
     Apply,
     Backward,

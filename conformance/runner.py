@@ -8,9 +8,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -28,92 +27,26 @@ from autograd_conformance.program import (
     SetData,
     SetGrad,
     SetRequiresGrad,
-    Shape,
     Statement,
     Write,
     layout_source,
 )
+from autograd_conformance.seen import Error, GradSeen, Seen, TensorSeen
 
 _DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "int64", "bool")}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
-class TensorSeen(NamedTuple):
-    """A tensor right after the statement that made it."""
-
-    requires_grad: bool
-    is_leaf: bool
-    has_grad_fn: bool
-    shape: Shape
-    dtype: str
-    grad_is_none: bool = True
-
-
-class GradSeen(NamedTuple):
-    """A gradient: in ``.grad`` after a statement, or returned by ``autograd.grad``. ``values`` is None without data."""
-
-    values: Any
-    shape: Shape
-    dtype: str
-    stride: tuple[int, ...]
-    requires_grad: bool
-    has_grad_fn: bool
-    start: int
-    same_object: bool
-
-
-class Error(NamedTuple):
-    """What a statement raised."""
-
-    kind: str
-    message: str
-
-
-@dataclass(slots=True)
-class Seen:
-    """All that was seen of one program.
-
-    Attributes:
-        made: per tensor name what it was when made.
-        changed: per statement that changes a tensor: the flags afterwards.
-        errors: per statement that raised.
-        grads: per pass or reset and per leaf name: its ``.grad`` afterwards.
-        returned: per ``Grad`` statement: what it returned.
-        overlaps: per pass: pairs of names, at least one a gradient, that share memory: ``a.grad`` (a gradient),
-            ``gradient=0@5`` (the first seed of statement 5), ``a`` (a leaf itself).
-        kept: names of tensors with a node whose ``.grad`` was set after the last backward.
-        facts: yes-or-no observations by (statement, word).
-        values: numbers of tensors by (statement, name), where a claim needs them.
-        replaced: per create_graph backward and leaf: values of the old ``.grad`` object afterwards.
-        skipped: statements that could not run because an earlier one failed.
-        leaks: modes that were not restored.
-
-    """
-
-    made: dict[str, TensorSeen] = field(default_factory=dict)
-    changed: dict[int, TensorSeen] = field(default_factory=dict)
-    errors: dict[int, Error] = field(default_factory=dict)
-    grads: dict[int, dict[str, GradSeen | None]] = field(default_factory=dict)
-    returned: dict[int, list[GradSeen | None]] = field(default_factory=dict)
-    overlaps: dict[int, list[tuple[str, str]]] = field(default_factory=dict)
-    kept: list[str] = field(default_factory=list)
-    facts: dict[tuple[int, str], bool] = field(default_factory=dict)
-    values: dict[tuple[int, str], Any] = field(default_factory=dict)
-    replaced: dict[int, dict[str, Any]] = field(default_factory=dict)
-    skipped: list[int] = field(default_factory=list)
-    leaks: list[str] = field(default_factory=list)
-
-
 def run(program: Program, device: str, *, values: bool = True) -> Seen:
     """Run a program on a device and return what was seen; ``values=False`` where numbers cannot be read back."""
-    with _quiet():
+    with quiet():
         runner = Runner(device, values=values)
         runner.play(program)
     return runner.seen
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Warnings about ``.grad`` of non-leaves and create_graph cycles are due; nobody needs to read them here."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -257,7 +190,7 @@ class Runner:
         if isinstance(result, torch.Tensor):
             self._keep(s.outs[0], result)
             if s.op == "clone" and result.numel():
-                self.seen.facts[at, "same memory"] = _storage(result) == _storage(args[0])
+                self.seen.facts[at, "same memory"] = storage_of(result) == storage_of(args[0])
             return
         for name, t in zip(s.outs, result, strict=True):
             self._keep(name, t)
@@ -276,9 +209,9 @@ class Runner:
         self._keep(s.out, new)
         facts[at, "source unchanged"] = _look(t) == flags
         if new.numel():
-            facts[at, "same memory"] = _storage(new) == _storage(t) and new.storage_offset() == t.storage_offset()
+            facts[at, "same memory"] = storage_of(new) == storage_of(t) and new.storage_offset() == t.storage_offset()
         if self.values:
-            self.seen.values[at, s.arg], self.seen.values[at, s.out] = _numbers(t), _numbers(new)
+            self.seen.values[at, s.arg], self.seen.values[at, s.out] = numbers(t), numbers(new)
 
     def _set_requires_grad(self, at: int, s: SetRequiresGrad) -> None:
         t = self.live[s.arg]
@@ -297,7 +230,7 @@ class Runner:
             t.mul_(2.0)
         if self.values:
             for name, other in self.live.items():
-                self.seen.values[at, name] = _numbers(other)
+                self.seen.values[at, name] = numbers(other)
 
     def _set_data(self, at: int, s: SetData) -> None:
         t, value = self.live[s.arg], self._tensor(s.value)
@@ -308,7 +241,7 @@ class Runner:
             self.seen.facts[at, "flags kept"] = _look(t)._replace(dtype=flags.dtype) == flags
             self.seen.facts[at, "grad kept"] = t.grad is grad
         if value.numel():
-            self.seen.facts[at, "same memory"] = _storage(t) == _storage(value)
+            self.seen.facts[at, "same memory"] = storage_of(t) == storage_of(value)
 
     # --- gradients ------------------------------------------------------------------------------------------------
 
@@ -336,7 +269,7 @@ class Runner:
         if s.inputs is not None:
             keywords["inputs"] = [self.live[name] for name in s.inputs]
             self._watch(s.inputs)
-        held = [(root._version, _numbers(root) if self.values else None) for root in roots]
+        held = [(root._version, numbers(root) if self.values else None) for root in roots]
         if len(roots) > 1:
             result = torch.autograd.backward(roots, seeds, **keywords)  # type: ignore[func-returns-value]
         elif seeds[0] is None:
@@ -344,7 +277,7 @@ class Runner:
         else:
             result = roots[0].backward(seeds[0], **keywords)
         self.seen.facts[at, "returns None"] = result is None
-        now = [(root._version, _numbers(root) if self.values else None) for root in roots]
+        now = [(root._version, numbers(root) if self.values else None) for root in roots]
         self.seen.facts[at, "roots unchanged"] = _equal(held, now)
 
     def _watch(self, inputs: Iterable[str]) -> None:
@@ -373,7 +306,7 @@ class Runner:
         for name, t in self.leaves.items():
             g, old = t.grad, before[name]
             if old is not None and g is not old and self.values:
-                self.seen.replaced.setdefault(at, {})[name] = _numbers(old)
+                self.seen.replaced.setdefault(at, {})[name] = numbers(old)
             before[name] = g
             now[name] = None if g is None else self._look_at_grad(g, old)
         self.seen.grads[at] = now
@@ -382,7 +315,7 @@ class Runner:
 
     def _look_at_grad(self, g: torch.Tensor, old: torch.Tensor | None) -> GradSeen:
         return GradSeen(
-            _numbers(g) if self.values else None,
+            numbers(g) if self.values else None,
             tuple(g.shape),
             _NAMES.get(g.dtype) or str(g.dtype),
             g.stride(),
@@ -426,7 +359,7 @@ def _look(t: torch.Tensor) -> TensorSeen:
     )
 
 
-def _numbers(t: torch.Tensor) -> Any:
+def numbers(t: torch.Tensor) -> Any:
     """The values as nested lists of floats."""
     return t.tolist()
 
@@ -436,7 +369,8 @@ def _equal(one: Any, other: Any) -> bool:
     return bool(one == other) or repr(one) == repr(other)
 
 
-def _storage(t: torch.Tensor) -> int:
+def storage_of(t: torch.Tensor) -> int:
+    """What tells the memory of a tensor from that of others, also on devices without addresses."""
     return int(t.untyped_storage()._cdata)
 
 
@@ -445,52 +379,6 @@ def _last_byte(t: torch.Tensor) -> int:
         return t.data_ptr() + t.nbytes - 1
     reach = sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
     return t.data_ptr() + (reach + 1) * t.element_size() - 1
-
-
-def forward_values(program: Program, device: str) -> dict[str, Any]:
-    """Numbers of all tensors of a program that only builds a graph."""
-    runner = Runner(device, values=False)
-    with _quiet():
-        for at, statement in enumerate(program):
-            runner.step(at, statement)
-    return {name: _numbers(t) for name, t in runner.live.items()}
-
-
-# --- what nodes saved -------------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Saved:
-    """Storages that each op packed, and the storage of each tensor, from a run of its own."""
-
-    packed: dict[int, set[int]] = field(default_factory=dict)
-    storage: dict[int, int] = field(default_factory=dict)
-
-
-def saved(program: Program, device: str) -> Saved:
-    """Ask torch which ops save tensors for backward.
-
-    A run of its own, without passes: packing switches the version check off, so it must not happen in the judged run.
-    """
-    found = Saved()
-    runner = Runner(device, values=False)
-    with _quiet():
-        for at, statement in enumerate(program):
-            if isinstance(statement, Backward | Grad | SetGrad):
-                continue
-            packs: set[int] = set()
-
-            def pack(t: torch.Tensor, packs: set[int] = packs) -> torch.Tensor:
-                packs.add(_storage(t))
-                return t
-
-            with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-                runner.step(at, statement)
-            if packs:
-                found.packed[at] = packs
-            if isinstance(statement, Write | DetachInPlace) and statement.arg in runner.live:
-                found.storage[at] = _storage(runner.live[statement.arg])
-    return found
 
 
 # --- modes ------------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import numpy as np
 
 from autograd_conformance.compare import HELD, Case, Findings, PassCase
 from autograd_conformance.judge import claim
-from autograd_conformance.oracle import Node
+from autograd_conformance.paper import Node
 from autograd_conformance.program import Backward
 
 

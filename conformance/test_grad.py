@@ -12,7 +12,7 @@ from autograd_conformance.compare import HELD, Case, Findings, PassCase
 from autograd_conformance.judge import claim
 from autograd_conformance.program import Leaf, SetData, SetGrad, layout_source
 from autograd_conformance.reports.statements import constant_source
-from autograd_conformance.runner import GradSeen
+from autograd_conformance.seen import GradSeen
 from autograd_conformance.verdicts import Violation
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from autograd_conformance.compare import HELD, Case, Findings, PassCase
 from autograd_conformance.judge import claim
 from autograd_conformance.ops import FLOATS, OPS
+from autograd_conformance.probes import forward_values
 from autograd_conformance.program import Apply, Backward, Leaf, Program, Rewrap, SetRequiresGrad
-from autograd_conformance.runner import forward_values
 
 
 def _flips(case: Case, *, value: bool) -> Iterator[tuple[int, SetRequiresGrad]]:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from autograd_conformance.ops import FLOATS
-from autograd_conformance.oracle import Paper
+from autograd_conformance.paper import Paper
 from autograd_conformance.program import (
     Apply,
     Backward,

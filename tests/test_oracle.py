@@ -16,7 +16,8 @@ import torch
 
 import autograd_conformance
 from autograd_conformance.compare import Case, PassCase
-from autograd_conformance.oracle import Due, InvalidProgram, Noise, PassDue, predict
+from autograd_conformance.oracle import InvalidProgram, predict
+from autograd_conformance.paper import Due, Noise, PassDue
 from autograd_conformance.program import (
     REWRAPS,
     Apply,

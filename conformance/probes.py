@@ -1,0 +1,57 @@
+"""Questions that take a run of their own: what nodes save, and what values come out.
+
+Packing saved tensors switches the version check off, so it must not happen in the run that is judged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from autograd_conformance.program import Backward, DetachInPlace, Grad, Program, SetGrad, Write
+from autograd_conformance.runner import Runner, numbers, quiet, storage_of
+
+
+def forward_values(program: Program, device: str) -> dict[str, Any]:
+    """Numbers of all tensors of a program that only builds a graph."""
+    runner = Runner(device, values=False)
+    with quiet():
+        for at, statement in enumerate(program):
+            runner.step(at, statement)
+    return {name: numbers(t) for name, t in runner.live.items()}
+
+
+@dataclass(slots=True)
+class Saved:
+    """Storages that each op packed, and the storage of each tensor, from a run of its own."""
+
+    packed: dict[int, set[int]] = field(default_factory=dict)
+    storage: dict[int, int] = field(default_factory=dict)
+
+
+def saved(program: Program, device: str) -> Saved:
+    """Ask torch which ops save tensors for backward.
+
+    A run of its own, without passes: packing switches the version check off, so it must not happen in the judged run.
+    """
+    found = Saved()
+    runner = Runner(device, values=False)
+    with quiet():
+        for at, statement in enumerate(program):
+            if isinstance(statement, Backward | Grad | SetGrad):
+                continue
+            packs: set[int] = set()
+
+            def pack(t: torch.Tensor, packs: set[int] = packs) -> torch.Tensor:
+                packs.add(storage_of(t))
+                return t
+
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+                runner.step(at, statement)
+            if packs:
+                found.packed[at] = packs
+            if isinstance(statement, Write | DetachInPlace) and statement.arg in runner.live:
+                found.storage[at] = storage_of(runner.live[statement.arg])
+    return found
