@@ -82,8 +82,8 @@ class PassCase:
 
     @property
     def judged(self) -> bool:
-        """Had to succeed, and did."""
-        return self.must_raise is False and self.error is None
+        """Had to succeed and did, and its numbers are due."""
+        return self.must_raise is False and self.error is None and not self.due.spoiled
 
 
 DifferenceKind = Literal["missing", "unexpected", "wrong", "accumulated", "raised", "stray"]
@@ -134,6 +134,17 @@ class Case:
         if due == seen:
             return HELD
         return Violation("", at, probe, repr(due), repr(seen), before=before, because=because, mark=mark)
+
+    def untouched(self, p: PassCase, why: str) -> Findings:
+        """Leaves that require grad and to which a pass gives nothing keep their ``.grad``, the very tensor."""
+        for name, after in p.after.items():
+            if name in p.due.deltas or not self.due.tensors[name].requires_grad:
+                continue
+            before = p.before.get(name)
+            yield self.judge(p.at, f"{name}.grad is None", before is None, after is None, why)
+            if before is not None and after is not None:
+                held = f"held = {name}.grad"
+                yield self.judge(p.at, f"{name}.grad is held", True, after.same_object, why, before=held)
 
     def judge_raise(self, at: int, because: str, *, mark: str = "") -> Finding:
         """Statement ``at`` must raise RuntimeError."""
@@ -234,7 +245,7 @@ class Case:
     def _must_raise(self, due: PassDue) -> bool | None:
         if due.raises:
             return None if due.depends or due.unsure else True
-        if due.unsure or due.spoiled:
+        if due.unsure:
             return None
         if not due.depends:
             return False

@@ -32,6 +32,7 @@ from autograd_conformance.program import (
     SetRequiresGrad,
     Statement,
     Write,
+    layout_source,
     reads,
 )
 
@@ -99,7 +100,8 @@ class _Model:
 
     def _leaf(self, s: Leaf) -> None:
         value = np.array(s.data.values, dtype=np.float64).reshape(s.data.shape)
-        self._put(Paper(s.name, s.data.shape, s.data.dtype, value, s.requires_grad, Storage()))
+        _, view = layout_source(s)
+        self._put(Paper(s.name, s.data.shape, s.data.dtype, value, s.requires_grad, Storage(), is_view=bool(view)))
 
     def _apply(self, at: int, s: Apply) -> None:
         op = OPS[s.op]
@@ -113,6 +115,8 @@ class _Model:
         if len(several) != len(s.outs):
             raise InvalidProgram(f"{s.op} gives {len(several)} outputs, not {len(s.outs)}")
         dtypes = op.dtypes([(t.dtype, t.shape) for t in inputs])
+        if op.kind == "cast" and dtypes == inputs[0].dtype:
+            raise InvalidProgram(f"{s.op} of what has that dtype already is no op")
         if isinstance(dtypes, str):
             dtypes = (dtypes,) * len(several)
         records = op.vjp is not None and not s.no_grad and True in [t.requires_grad for t in inputs]
@@ -163,7 +167,7 @@ class _Model:
 
     def _detach_in_place(self, at: int, s: DetachInPlace) -> None:
         t = self.live[s.arg]
-        if t.is_view and t.requires_grad:
+        if t.is_view and not t.alias:
             self.due.refused[at] = "view"
             return
         t.node, t.slot, t.requires_grad, t.detached_at = None, 0, False, at
@@ -229,7 +233,7 @@ class _Model:
         due.unsure = any(node.unsure for node in executed) or any(_stale(t) for t in (*roots, *(targets or ())))
         _look_for_writes(due)
         perhaps = _perhaps_executed(s, targets or (), executed)
-        due.unsure = due.unsure or any(node.freed or node.unsure for node in perhaps)
+        due.unsure = due.unsure or any(node.freed or node.unsure or _touched_since(node) for node in perhaps)
         arrived = self._propagate(roots, s.seeds, executed, targets)
         retain = s.create_graph if s.retain_graph is None else s.retain_graph
         if not retain:
@@ -284,7 +288,11 @@ class _Model:
             if not isinstance(result, tuple) and node.op.name not in EQUALS:  # 1 - y, say, where y is nearly 1
                 result = self.noise(result, node.outs[0].dtype)
         parts = vjp(Plain, tuple(full) if isinstance(result, tuple) else full[0], result, *values, **node.params)
-        return parts if isinstance(parts, tuple) else (parts,)
+        parts = parts if isinstance(parts, tuple) else (parts,)
+        if self.noise is not None and node.op.kind in ("reduction", "several"):  # a mean inside is rounded too
+            size = max(float(np.max(np.abs(v), initial=0.0)) for v in (*full, *values))
+            parts = tuple(self.noise.within(part, size, t.dtype) for part, t in zip(parts, node.inputs, strict=True))
+        return parts
 
 
 def _executed(roots: Sequence[Paper], targets: Sequence[Paper] | None) -> list[Node]:
@@ -316,13 +324,19 @@ def _perhaps_executed(s: Pass, targets: Sequence[Paper], executed: Sequence[Node
 
 def _stale(t: Paper) -> bool:
     """A view whose base was written behind its back: what its history is now, nobody promises."""
-    return t.is_view and any(counter is t.counter for _, counter in t.storage.writes)
+    return t.is_view and t.node is not None and any(counter is t.counter for _, counter in t.storage.writes)
 
 
 def _confuse(executed: Sequence[Node]) -> None:
     """Of these nodes nobody knows whether they were freed, by a pass that may have raised half-way, say."""
     for node in executed:
         node.unsure = True
+
+
+def _touched_since(node: Node) -> bool:
+    """Was anything written, or detached in place, that a node may have saved?"""
+    tensors = node.inputs + node.outs
+    return any(t.detached_at > node.at or any(at > node.at for at, _ in t.storage.writes) for t in tensors)
 
 
 def _look_for_writes(due: PassDue) -> None:

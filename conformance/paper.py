@@ -141,3 +141,8 @@ class Noise:
         size = np.abs(x)
         size = np.where(size == 0, np.max(size, initial=1e-3), size)
         return np.asarray(x + eps * size * self.random.uniform(-1, 1, np.shape(x)))
+
+    def within(self, x: Array, size: float, dtype: str) -> Array:
+        """``x`` with absolute errors as of intermediate results that are as large as ``size``."""
+        eps = 4 * float(np.finfo(dtype).eps)
+        return np.asarray(x + eps * size * self.random.uniform(-1, 1, np.shape(x)))

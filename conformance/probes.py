@@ -14,10 +14,10 @@ from autograd_conformance.program import Backward, DetachInPlace, Grad, Program,
 from autograd_conformance.runner import Runner, numbers, quiet, storage_of
 
 
-def forward_values(program: Program, device: str) -> dict[str, Any]:
-    """Numbers of all tensors of a program that only builds a graph."""
+def forward_values(program: Program, device: str, *, record: bool = True) -> dict[str, Any]:
+    """Numbers of all tensors of a program that only builds a graph, recorded or not."""
     runner = Runner(device, values=False)
-    with quiet():
+    with quiet(), torch.set_grad_enabled(record):
         for at, statement in enumerate(program):
             runner.step(at, statement)
     return {name: numbers(t) for name, t in runner.live.items()}

@@ -86,6 +86,7 @@ class Runner:
         self.leaves: dict[str, torch.Tensor] = {}
         self.before: dict[str, torch.Tensor | None] = {}
         self.seeds: list[tuple[str, torch.Tensor]] = []
+        self.watched = self.leaves
         self.seen = Seen()
 
     def play(self, program: Program) -> None:
@@ -93,6 +94,7 @@ class Runner:
         last = max((i for i, s in enumerate(program) if isinstance(s, Backward)), default=-1)
         modes = _modes()
         for at, statement in enumerate(program):
+            self.watched = self.live if at == last else self.leaves
             self.step(at, statement)
             if at == last:
                 self._look_for_kept_grads()
@@ -134,12 +136,7 @@ class Runner:
             case SetRequiresGrad():
                 self._set_requires_grad(at, s)
             case DetachInPlace():
-                t = self.live[s.arg]
-                try:
-                    self.seen.facts[at, "returns self"] = t.detach_() is t
-                finally:
-                    self.seen.changed[at] = _look(t)
-                    self._follow(s.arg, t)
+                self._detach_in_place(at, s)
             case Write():
                 self._write(at, s)
             case SetData():
@@ -213,6 +210,16 @@ class Runner:
         if self.values:
             self.seen.values[at, s.arg], self.seen.values[at, s.out] = numbers(t), numbers(new)
 
+    def _detach_in_place(self, at: int, s: DetachInPlace) -> None:
+        t = self.live[s.arg]
+        flags = _look(t)
+        try:
+            self.seen.facts[at, "returns self"] = t.detach_() is t
+        finally:
+            self.seen.changed[at] = _look(t)
+            self.seen.facts[at, "flags kept"] = self.seen.changed[at] == flags
+            self._follow(s.arg, t)
+
     def _set_requires_grad(self, at: int, s: SetRequiresGrad) -> None:
         t = self.live[s.arg]
         try:
@@ -238,7 +245,7 @@ class Runner:
         try:
             t.data = value
         finally:
-            self.seen.facts[at, "flags kept"] = _look(t)._replace(dtype=flags.dtype) == flags
+            self.seen.facts[at, "flags kept"] = _look(t)._replace(dtype=flags.dtype, stride=flags.stride) == flags
             self.seen.facts[at, "grad kept"] = t.grad is grad
         if value.numel():
             self.seen.facts[at, "same memory"] = storage_of(t) == storage_of(value)
@@ -269,7 +276,7 @@ class Runner:
         if s.inputs is not None:
             keywords["inputs"] = [self.live[name] for name in s.inputs]
             self._watch(s.inputs)
-        held = [(root._version, numbers(root) if self.values else None) for root in roots]
+        held, versions = self._numbers_of(roots), {name: t._version for name, t in self.live.items()}
         if len(roots) > 1:
             result = torch.autograd.backward(roots, seeds, **keywords)  # type: ignore[func-returns-value]
         elif seeds[0] is None:
@@ -277,8 +284,11 @@ class Runner:
         else:
             result = roots[0].backward(seeds[0], **keywords)
         self.seen.facts[at, "returns None"] = result is None
-        now = [(root._version, numbers(root) if self.values else None) for root in roots]
-        self.seen.facts[at, "roots unchanged"] = _equal(held, now)
+        self.seen.facts[at, "roots unchanged"] = _equal(held, self._numbers_of(roots))
+        self.seen.written[at] = [name for name, t in self.live.items() if t._version != versions[name]]
+
+    def _numbers_of(self, tensors: Iterable[torch.Tensor]) -> list[Any]:
+        return [numbers(t) for t in tensors] if self.values else []
 
     def _watch(self, inputs: Iterable[str]) -> None:
         """Tensors that backward was asked for get a ``.grad``, be they leaves or not."""
@@ -332,7 +342,7 @@ class Runner:
         if not grads:
             return
         spans = [
-            (t.data_ptr(), _last_byte(t), name) for name, t in (*grads, *self.seeds, *self.leaves.items()) if t.numel()
+            (t.data_ptr(), _last_byte(t), name) for name, t in (*grads, *self.seeds, *self.watched.items()) if t.numel()
         ]
         spans.sort()
         for i, (start, _, name) in enumerate(spans):
@@ -354,9 +364,8 @@ def _grad_of(t: torch.Tensor) -> torch.Tensor | None:
 
 
 def _look(t: torch.Tensor) -> TensorSeen:
-    return TensorSeen(
-        t.requires_grad, t.is_leaf, t.grad_fn is not None, tuple(t.shape), _NAMES.get(t.dtype) or str(t.dtype)
-    )
+    dtype = _NAMES.get(t.dtype) or str(t.dtype)
+    return TensorSeen(t.requires_grad, t.is_leaf, t.grad_fn is not None, tuple(t.shape), dtype, t.stride())
 
 
 def numbers(t: torch.Tensor) -> Any:

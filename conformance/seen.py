@@ -16,6 +16,7 @@ class TensorSeen(NamedTuple):
     has_grad_fn: bool
     shape: Shape
     dtype: str
+    stride: tuple[int, ...] = ()
     grad_is_none: bool = True
 
 
@@ -55,6 +56,7 @@ class Seen:
         facts: yes-or-no observations by (statement, word).
         values: numbers of tensors by (statement, name), where a claim needs them.
         replaced: per create_graph backward and leaf: values of the old ``.grad`` object afterwards.
+        written: per backward: tensors of the forward whose version it raised.
         skipped: statements that could not run because an earlier one failed.
         leaks: modes that were not restored.
 
@@ -70,5 +72,6 @@ class Seen:
     facts: dict[tuple[int, str], bool] = field(default_factory=dict)
     values: dict[tuple[int, str], Any] = field(default_factory=dict)
     replaced: dict[int, dict[str, Any]] = field(default_factory=dict)
+    written: dict[int, list[str]] = field(default_factory=dict)
     skipped: list[int] = field(default_factory=list)
     leaks: list[str] = field(default_factory=list)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from autograd_conformance.blame import GENERAL
 from autograd_conformance.claims import Claim
@@ -127,10 +128,15 @@ class _Settler:
         """First by the bare difference, which is cheap; if that led to another claim, by the claim itself."""
         if violation.mark in GENERAL:
             small, _ = Reducer(self._same_difference(violation), BUDGET).reduce(program, violation)
-            found = self._first(small)
+            found = self._like(violation, small)
             if found is not None:
                 return small, found
-        return Reducer(self._first, BUDGET).reduce(program, violation)
+        return Reducer(partial(self._like, violation), BUDGET).reduce(program, violation)
+
+    def _like(self, known: Violation, program: Program) -> Violation | None:
+        """A violation of the same kind, lest the search slide into another fault."""
+        found = self._first(program)
+        return found if found is not None and (found.mark, found.check) == (known.mark, known.check) else None
 
     def _same_difference(self, violation: Violation) -> Callable[[Program], Violation | None]:
         def shows(program: Program) -> Violation | None:

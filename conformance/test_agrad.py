@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autograd_conformance.compare import HELD, Case, Findings
+from autograd_conformance.compare import HELD, Case, Findings, PassCase
 from autograd_conformance.judge import claim
 from autograd_conformance.program import Grad
 
@@ -12,6 +12,24 @@ def test_equals_backward(case: Case) -> Findings:
     """autograd.grad returns what backward would add to .grad, and adds nothing."""
     for p in case.grads:
         yield from (HELD for _ in case.carried(p))
+        yield from _metadata(case, p)
+        for name, after in p.after.items():
+            before = p.before.get(name)
+            if before is not None and after is not None:
+                held = f"held = {name}.grad"
+                yield case.judge(
+                    p.at, f"{name}.grad is held", True, after.same_object, "no .grad is touched", before=held
+                )
+
+
+def _metadata(case: Case, p: PassCase) -> Findings:
+    """What is returned has the shape and the dtype of its input."""
+    for i, name in enumerate(p.statement.inputs or ()):
+        returned, tensor = case.seen.returned[p.at][i], case.due.tensors[name]
+        if returned is not None:
+            g, why = f"g{p.at}[{i}]", f"{name} is like this"
+            yield case.judge(p.at, f"tuple({g}.shape)", tensor.shape, returned.shape, why)
+            yield case.judge(p.at, f"str({g}.dtype)", f"torch.{tensor.dtype}", f"torch.{returned.dtype}", why)
 
 
 @claim("agrad.unused-input")
@@ -34,7 +52,10 @@ def test_unused_input(case: Case) -> Findings:
             if name not in p.due.deltas:
                 yield case.judge(p.at, f"g{p.at}[{i}] is None", True, returned is None, f"{name} is not reached")
             elif s.materialize_grads:
-                yield HELD
+                shape = None if returned is None else returned.shape
+                yield case.judge(
+                    p.at, f"tuple(g{p.at}[{i}].shape)", case.due.tensors[name].shape, shape, f"{name} is like this"
+                )
 
 
 @claim("agrad.nonrequiring-input")

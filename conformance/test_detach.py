@@ -24,12 +24,18 @@ def test_never_requires_grad(case: Case) -> Findings:
 
 
 def _memory(case: Case, *hows: str) -> Findings:
+    strides = {m.name: m.seen.stride for m in case.made}
     for m in case.rewrapped(*hows):
-        if (m.at, "same memory") not in case.seen.facts:
-            continue
         arg = m.statement.arg  # type: ignore[union-attr]
-        probe = f"{m.name}.untyped_storage().data_ptr() == {arg}.untyped_storage().data_ptr()"
-        yield case.judge(m.at, probe, True, case.seen.facts[m.at, "same memory"], f"it shares the memory of {arg}")
+        why = f"it is {arg} in another wrapping"
+        if (m.at, "same memory") in case.seen.facts:
+            same = case.seen.facts[m.at, "same memory"]
+            yield case.judge(m.at, f"{m.name}.data_ptr() == {arg}.data_ptr()", True, same, why)
+        if arg in strides and not any(s.arg == arg for at, s in case.at(SetData) if at < m.at):
+            yield case.judge(m.at, f"{m.name}.stride()", strides[arg], m.seen.stride, why)
+        numbers = case.seen.values
+        if (m.at, arg) in numbers and m.paper.value.size:
+            yield case.judge(m.at, f"{m.name}.tolist()", numbers[m.at, arg], numbers[m.at, m.name], why)
     sources = {m.name: m.statement.arg for m in case.rewrapped(*hows)}  # type: ignore[union-attr]
     for at, s in case.at(Write):
         source = sources.get(s.arg)
@@ -107,11 +113,10 @@ def test_inplace_view_error(case: Case) -> Findings:
         if case.due.refused.get(at) != "view":
             continue
         yield case.judge_raise(at, f"{s.arg} is a view")
-        flags = case.seen.changed.get(at)
-        if at in case.seen.errors and flags is not None:
-            yield case.judge(
-                at, f"{s.arg}.requires_grad", True, flags.requires_grad, "the refused change must not happen"
-            )
+        if at in case.seen.errors and (at, "flags kept") in case.seen.facts:
+            flags, same = f"({s.arg}.requires_grad, {s.arg}.is_leaf)", case.seen.facts[at, "flags kept"]
+            why = "a refused change must not happen"
+            yield case.judge(at, f"{flags} == held", True, same, why, before=f"held = {flags}")
 
 
 @claim("detach.version-shared")

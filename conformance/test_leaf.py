@@ -86,7 +86,7 @@ def _copied(case: Case, m: Made, *, tracked: bool, shares: bool) -> Findings:
             m.at, f"{m.name}.tolist()", numbers[m.at, arg], numbers[m.at, m.name], f"it holds the numbers of {arg}"
         )
     if (m.at, "same memory") in case.seen.facts:
-        probe = f"{m.name}.untyped_storage().data_ptr() == {arg}.untyped_storage().data_ptr()"
+        probe = f"{m.name}.data_ptr() == {arg}.data_ptr()"
         why = f"it shares the memory of {arg}" if shares else "it is a copy in memory of its own"
         yield case.judge(m.at, probe, shares, case.seen.facts[m.at, "same memory"], why)
 

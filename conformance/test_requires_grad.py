@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from autograd_conformance.compare import HELD, Case, Findings, PassCase
+from autograd_conformance.compare import HELD, Case, Finding, Findings, Made, PassCase
 from autograd_conformance.judge import claim
 from autograd_conformance.ops import FLOATS, OPS
 from autograd_conformance.probes import forward_values
-from autograd_conformance.program import Apply, Backward, Leaf, Program, Rewrap, SetRequiresGrad
+from autograd_conformance.program import (
+    Apply,
+    Backward,
+    Leaf,
+    Program,
+    Rewrap,
+    SetRequiresGrad,
+    Statement,
+    renamed,
+    writes,
+)
+from autograd_conformance.reports.statements import statement_source
+from autograd_conformance.transform import needed
 
 
 def _flips(case: Case, *, value: bool) -> Iterator[tuple[int, SetRequiresGrad]]:
@@ -94,22 +106,27 @@ def test_multi_output(case: Case) -> Findings:
 
 @claim("requires-grad.value-independent")
 def test_value_independent(case: Case) -> Findings:
-    """Values are bitwise the same whether leaves require grad or not."""
-    plain = Program(tuple(_untracked(s) for s in case.program if isinstance(s, Leaf | Apply | Rewrap)))
-    if not plain.statements or int(case.program.digest(), 16) % 8:
+    """Values are bitwise the same whether leaves require grad or not, and whether recording is on or off."""
+    if int(case.program.digest(), 16) % 8:  # each takes three runs of its own
         return
-    tracked = Program(tuple(s for s in case.program if isinstance(s, Leaf | Apply | Rewrap)))
-    seen, due = forward_values(tracked, case.device), forward_values(plain, case.device)
-    last = len(case.program) - 1
+    graph = Program(tuple(s for s in case.program if isinstance(s, Leaf | Apply | Rewrap)))
+    plain = Program(tuple(map(_untracked, graph)))
+    seen = forward_values(graph, case.device)
+    others = (
+        (plain, "", forward_values(plain, case.device)),
+        (graph, _OFF, forward_values(graph, case.device, record=False)),
+    )
     for made in case.made:
-        if made.seen.requires_grad and made.name in seen and made.name in due and made.paper.value.size:
-            why = "the same ops on the same numbers without requires_grad"
-            yield case.judge(
-                _made_at(case, made.name, last), f"{made.name}.tolist()", due[made.name], seen[made.name], why
-            )
+        for program, prefix, due in others:
+            if made.seen.requires_grad and made.paper.value.size and made.name in seen and made.name in due:
+                same = repr(due[made.name]) == repr(seen[made.name])
+                yield HELD if same else _differs(case, made, program, prefix)
 
 
-def _untracked(s: Leaf | Apply | Rewrap) -> Leaf | Apply | Rewrap:
+_OFF = "with torch.no_grad(): "
+
+
+def _untracked(s: Statement) -> Statement:
     if isinstance(s, Leaf):
         return Leaf(s.name, s.data, False, s.layout)
     if isinstance(s, Rewrap):
@@ -119,8 +136,20 @@ def _untracked(s: Leaf | Apply | Rewrap) -> Leaf | Apply | Rewrap:
     return s
 
 
-def _made_at(case: Case, name: str, otherwise: int) -> int:
-    return next((m.at for m in case.made if m.name == name), otherwise)
+def _differs(case: Case, made: Made, program: Program, prefix: str) -> Finding:
+    """The other run of the same ops, under other names, and the comparison of the two."""
+    at = next(i for i, s in enumerate(program) if made.name in writes(s))
+    part = needed(program, at)
+    names = {name: f"{name}_other" for s in part for name in writes(s)}
+    lines = [statement_source(renamed(s, names), case.device) for s in part]
+    before = "\n".join(line if line.startswith(_OFF) else prefix + line for line in lines)
+    why = (
+        "the same ops on the same numbers with recording off"
+        if prefix
+        else "the same ops on the same numbers without requires_grad"
+    )
+    probe = f"{made.name}.tolist() == {names[made.name]}.tolist()"
+    return case.judge(made.at, probe, True, False, why, before=before)
 
 
 @claim("requires-grad.unset-nonleaf-error")

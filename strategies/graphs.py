@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache, partial
 from math import prod
 
-from autograd_conformance.ops import FLOATS, LIMIT, MOST_DIMS, TABLE, Op
+from autograd_conformance.ops import FLOATS, LIMIT, MOST_DIMS, OPS, TABLE, Op
 from autograd_conformance.program import Apply, DetachInPlace, Rewrap, SetRequiresGrad, Statement
 from autograd_conformance.strategies.payload import Pool, Sketch, Slot
 
@@ -73,11 +73,11 @@ def _cut(pool: Pool, slot: Slot, name: str) -> list[Statement]:
     """A detach in one of its forms, detach_, or a flag that is switched on."""
     if slot.flags >= 252:
         views = slot.flags == 255  # detach_ is refused on a view
-        t = pool.pick(slot.first, lambda s: not s.leaf and s.view == views and s.tracked and s.op not in MAYBE_VIEWS)
+        t = pool.pick(slot.first, _is_view if views else _can_be_detached)
         if t is None:
             return []
-        t.tracked = views
-        t.leaf = not views
+        if not views:
+            t.tracked, t.leaf = False, True
         return [DetachInPlace(t.name)]
     if slot.flags >= 250:
         t = pool.pick(
@@ -103,6 +103,14 @@ def _cut(pool: Pool, slot: Slot, name: str) -> list[Statement]:
         sketch.tracked = True
     pool.add(sketch)
     return made
+
+
+def _is_view(s: Sketch) -> bool:
+    return s.view and s.op in OPS and s.op not in MAYBE_VIEWS
+
+
+def _can_be_detached(s: Sketch) -> bool:
+    return s.tracked and not (s.leaf or s.view)
 
 
 def _fits(op: Op, dtypes: tuple[str, ...], shapes: list[tuple[int, ...]], s: Sketch) -> bool:

@@ -95,6 +95,8 @@ def _retain(slot: Slot, *, last: bool, create_graph: bool, often: int) -> bool |
         return False
     if last:
         return True if slot.flags % 4 == 3 else None
+    if slot.flags % 16 == 15:
+        return False
     return None if slot.flags % 8 < often else True
 
 
@@ -109,7 +111,7 @@ def _backward(draft: Draft, slot: Slot, *, last: bool) -> None:
     if slot.third >= 216:
         leaves = _several(draft.pool, slot, lambda s: s.tracked and (s.leaf or (last and slot.third >= 236)))
         inputs = tuple(s.name for s in leaves) or None
-    create_graph = slot.third < 20 and slot.third % 2 == 1
+    create_graph = slot.second >= 236
     draft.statements.append(
         Backward(
             tuple(r.name for r in roots),
