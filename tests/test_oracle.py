@@ -588,7 +588,7 @@ def test_a_write_through_detach_is_noticed() -> None:
 def test_a_write_through_data_is_not_noticed() -> None:
     """A write through .data goes unnoticed: no error is due, and no value."""
     _, p = _written("data", Backward(("c",)))
-    assert (p.due.written, p.due.spoiled, p.must_raise) == ({}, True, None)
+    assert (p.due.written, p.due.spoiled, p.must_raise, p.judged) == ({}, True, False, False)
 
 
 def test_a_write_before_the_use_does_not_matter() -> None:
