@@ -114,12 +114,12 @@ def gradcheck(program: Program) -> None:
 
 def example(program: Program) -> None:
     """Run and judge a program by all claims."""
-    judge(Case(program, "cpu"), CHECKS)
+    judge(Case(program, "cpu", trusted=True), CHECKS)
 
 
 def core_example(program: Program) -> None:
     """Run and judge a program by the core claims."""
-    judge(Case(program, "cpu"), CORE)
+    judge(Case(program, "cpu", trusted=True), CORE)
 
 
 def measure(nodes: int, count: int, closings: int) -> dict[str, float]:
@@ -137,7 +137,7 @@ def measure(nodes: int, count: int, closings: int) -> dict[str, float]:
         "decode": timed(lambda p: decode(p, nodes=nodes, closings=closings), payloads),
         "record": timed(lambda p: p.digest(), programs),
         "torch": timed(lambda p: runner.run(p, "cpu"), programs),
-        "oracle": timed(predict, programs),
+        "oracle": timed(lambda p: predict(p, trusted=True), programs),
         "compare": timed(lambda case: judge(case, CHECKS), cases),
         "all claims": timed(example, programs),
         "core claims": timed(core_example, programs),

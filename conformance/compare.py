@@ -113,9 +113,11 @@ class Difference:
 class Case:
     """One program on one device, ready to be judged."""
 
-    def __init__(self, program: Program, device: str, *, values: bool = True, samples: int = SAMPLES) -> None:
+    def __init__(
+        self, program: Program, device: str, *, values: bool = True, samples: int = SAMPLES, trusted: bool = False
+    ) -> None:
         self.program, self.device, self.values, self.samples = program, device, values, samples
-        self.due: Due = predict(program)
+        self.due: Due = predict(program, trusted=trusted)
         self.seen: Seen = run(program, device, values=values)
         self.excluded = 0
         self._carried: dict[int, list[str]] = {}

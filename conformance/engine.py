@@ -229,7 +229,7 @@ class _ShardWork:
             self.changed[change] = self.changed.get(change, 0) + 1
         self.programs += 1
         with np.errstate(all="ignore"):
-            case = Case(adapted, self.device.name, values=self.device.has("values"))
+            case = Case(adapted, self.device.name, values=self.device.has("values"), trusted=True)
             for word in words(adapted, case.due):
                 self.counts[word] = self.counts.get(word, 0) + 1
             examine = self.examined < EXAMINED

@@ -10,13 +10,14 @@ to its ``.grad``. Unless the graph is retained, every node that was executed is 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from autograd_conformance.algebra import Plain
-from autograd_conformance.ops import FLOATS, OPS, Op
-from autograd_conformance.paper import Array, Due, Node, Noise, Paper, PassDue, Storage
+from autograd_conformance.ops import FLOATS, OPS
+from autograd_conformance.paper import Array, Due, Node, Noise, Paper, PassDue, Recipe, Storage
 from autograd_conformance.program import (
     REWRAPS,
     Apply,
@@ -30,6 +31,7 @@ from autograd_conformance.program import (
     Rewrap,
     SetData,
     SetRequiresGrad,
+    Shape,
     Statement,
     Write,
     layout_source,
@@ -44,14 +46,14 @@ class InvalidProgram(ValueError):
     """A program that makes no sense: an unknown name, or shapes that do not fit."""
 
 
-def predict(program: Program, noise: Noise | None = None) -> Due:
-    """Run a program on paper.
+def predict(program: Program, noise: Noise | None = None, *, trusted: bool = False) -> Due:
+    """Run a program on paper; of a trusted one, whose shapes are known to fit, only what its passes need.
 
     Raises:
         InvalidProgram: it refers to what does not exist, or shapes do not fit.
 
     """
-    model = _Model(noise)
+    model = _Model(noise, trusted=trusted)
     for at, statement in enumerate(program):
         try:
             model.step(at, statement)
@@ -63,7 +65,8 @@ def predict(program: Program, noise: Noise | None = None) -> Due:
 class _Model:
     """The state of a program on paper, statement by statement."""
 
-    def __init__(self, noise: Noise | None) -> None:
+    def __init__(self, noise: Noise | None, *, trusted: bool) -> None:
+        self.trusted = trusted
         self.due = Due()
         self.live = self.due.tensors
         self.noise = noise
@@ -107,42 +110,42 @@ class _Model:
         op = OPS[s.op]
         inputs = tuple([self.live[name] for name in s.args])
         params = dict(s.params)
-        values = tuple([t.value for t in inputs])
-        if self.noise is not None:
-            values = tuple(self.noise(t.value, t.dtype) for t in inputs)
-        result = op.value(*values, **params)
-        several = result if isinstance(result, tuple) else (result,)
-        if len(several) != len(s.outs):
-            raise InvalidProgram(f"{s.op} gives {len(several)} outputs, not {len(s.outs)}")
+        recipe = Recipe(op, inputs, params, self.noise)
+        shapes = op.shapes([t.shape for t in inputs], **params) if self.trusted else _shapes(recipe.work_out())
+        if len(shapes) != len(s.outs):
+            raise InvalidProgram(f"{s.op} gives {len(shapes)} outputs, not {len(s.outs)}")
         dtypes = op.dtypes([(t.dtype, t.shape) for t in inputs])
         if op.kind == "cast" and dtypes == inputs[0].dtype:
             raise InvalidProgram(f"{s.op} of what has that dtype already is no op")
         if isinstance(dtypes, str):
-            dtypes = (dtypes,) * len(several)
+            dtypes = (dtypes,) * len(shapes)
         records = op.vjp is not None and not s.no_grad and True in [t.requires_grad for t in inputs]
-        node = self._record(at, op, params, inputs, values, result) if records else None
+        node = self._record(at, recipe) if records else None
         view = op.kind == "view" or op.name in SPLITS
         outs = []
         for slot, name in enumerate(s.outs):
-            value = np.asarray(several[slot], dtype=np.float64)
             maker = node if dtypes[slot] in FLOATS else None
             storage = inputs[0].storage if view else Storage()
-            out = Paper(name, value.shape, dtypes[slot], value, maker is not None, storage, maker, slot, view)
-            out.own_counter = inputs[0].own_counter if view else None
+            out = Paper(name, shapes[slot], dtypes[slot], None, maker is not None, storage, maker, slot, view)
+            out.own_counter, out.recipe = inputs[0].own_counter if view else None, recipe
             self._put(out)
             outs.append(out)
         if node is not None:
             node.outs = tuple(outs)
 
-    def _record(
-        self, at: int, op: Op, params: dict[str, Any], inputs: tuple[Paper, ...], values: tuple[Array, ...], result: Any
-    ) -> Node:
-        node = Node(at, len(self.due.nodes), op, params, inputs, values, result)
+    def _record(self, at: int, recipe: Recipe) -> Node:
+        inputs = recipe.inputs
+        node = Node(at, len(self.due.nodes), recipe.op, recipe.params, inputs, recipe)
         node.edges = tuple([(t.node or t) if t.requires_grad else None for t in inputs])
         node.slots = tuple([t.slot for t in inputs])
         node.unsure = self.wrote and True in [_stale(t) for t in inputs]
         self.due.nodes[at] = node
         return node
+
+    def _settle_values(self) -> None:
+        """Work out all numbers before some of them change."""
+        for t in self.live.values():
+            _ = t.value
 
     def _rewrap(self, s: Rewrap) -> None:
         _, shares, tracked = REWRAPS[s.how]
@@ -151,7 +154,8 @@ class _Model:
             self.live[s.out] = t
             return
         storage = t.storage if shares else Storage()
-        new = Paper(s.out, t.shape, t.dtype, t.value, tracked, storage, is_view=shares, alias=s.how)
+        new = Paper(s.out, t.shape, t.dtype, t.known, tracked, storage, slot=t.slot, is_view=shares, alias=s.how)
+        new.recipe = t.recipe
         if shares:
             new.own_counter = object() if s.how in ("data", "parameter") else t.own_counter
         self._put(new)
@@ -174,11 +178,12 @@ class _Model:
 
     def _write(self, at: int, s: Write) -> None:
         t = self.live[s.arg]
+        self._settle_values()
         t.storage.writes.append((at, t.counter))
         self.wrote = True
         for other in self.live.values():
             if other.storage is t.storage:
-                other.value = other.value * 2.0
+                other.known = other.value * 2.0
 
     def _set_data(self, at: int, s: SetData) -> None:
         """New memory, which no version counter tells apart from the old."""
@@ -186,7 +191,8 @@ class _Model:
         if t.requires_grad and s.value.dtype not in FLOATS:
             self.due.refused[at] = "dtype"
             return
-        t.value = np.array(s.value.values, dtype=np.float64).reshape(s.value.shape)
+        self._settle_values()
+        t.known = np.array(s.value.values, dtype=np.float64).reshape(s.value.shape)
         t.storage, t.own_counter = Storage(writes=[(at, None)]), None
 
     # --- passes ---------------------------------------------------------------------------------------------------
@@ -220,7 +226,7 @@ class _Model:
         roots = [self.live[name] for name in s.roots]
         if targets and not all(t.requires_grad for t in targets):
             return PassDue(raises=True, why="input")
-        if any(r.requires_grad and seed is None and r.value.size != 1 for r, seed in zip(roots, s.seeds, strict=True)):
+        if any(r.requires_grad and seed is None and prod(r.shape) != 1 for r, seed in zip(roots, s.seeds, strict=True)):
             return PassDue(raises=True, why="nonscalar")
         if not all(r.requires_grad for r in roots):
             return PassDue(raises=True, why="untracked")
@@ -277,7 +283,7 @@ class _Model:
 
     def _pull(self, node: Node, inbox: dict[tuple[int, int], Array]) -> Sequence[Array]:
         """Cotangents of a node's inputs from those of its outputs; an output that none reached counts as zero."""
-        vjp, values, result = node.op.vjp, node.values, node.result
+        vjp, result, values = node.op.vjp, node.recipe.work_out(), node.recipe.values or ()
         assert vjp is not None
         gs = [inbox.get((id(node), slot)) for slot in range(len(node.outs))]
         full = [np.zeros(out.shape) if g is None else g for g, out in zip(gs, node.outs, strict=True)]
@@ -293,6 +299,10 @@ class _Model:
             size = max(float(np.max(np.abs(v), initial=0.0)) for v in (*full, *values))
             parts = tuple(self.noise.within(part, size, t.dtype) for part, t in zip(parts, node.inputs, strict=True))
         return parts
+
+
+def _shapes(result: Any) -> tuple[Shape, ...]:
+    return tuple([np.shape(part) for part in (result if isinstance(result, tuple) else (result,))])
 
 
 def _executed(roots: Sequence[Paper], targets: Sequence[Paper] | None) -> list[Node]:

@@ -31,7 +31,7 @@ class Paper:
     name: str
     shape: Shape
     dtype: str
-    value: Array
+    known: Array | None
     requires_grad: bool
     storage: Storage
     node: Node | None = None
@@ -40,6 +40,16 @@ class Paper:
     alias: str = ""
     detached_at: int = -1
     own_counter: object = None
+    recipe: Recipe | None = None
+
+    @property
+    def value(self) -> Array:
+        """The numbers, worked out when they are asked for first."""
+        if self.known is None:
+            assert self.recipe is not None
+            result = self.recipe.work_out()
+            self.known = np.asarray(result[self.slot] if isinstance(result, tuple) else result, dtype=np.float64)
+        return self.known
 
     @property
     def counter(self) -> object:
@@ -53,6 +63,26 @@ class Paper:
 
 
 @dataclass(eq=False, slots=True)
+class Recipe:
+    """How the result of an op comes about. Much of a program leads nowhere, so it is worked out on demand."""
+
+    op: Op
+    inputs: tuple[Paper, ...]
+    params: dict[str, Any]
+    noise: Noise | None = None
+    values: tuple[Array, ...] | None = None
+    result: Any = None
+
+    def work_out(self) -> Any:
+        """The result, as the table gives it; ``values`` are then those of the operands."""
+        if self.values is None:
+            noise = self.noise
+            self.values = tuple([t.value if noise is None else noise(t.value, t.dtype) for t in self.inputs])
+            self.result = self.op.value(*self.values, **self.params)
+        return self.result
+
+
+@dataclass(eq=False, slots=True)
 class Node:
     """A recorded op: what a backward pass needs of it."""
 
@@ -61,8 +91,7 @@ class Node:
     op: Op
     params: dict[str, Any]
     inputs: tuple[Paper, ...]
-    values: tuple[Array, ...]
-    result: Any
+    recipe: Recipe
     outs: tuple[Paper, ...] = ()
     edges: tuple[Node | Paper | None, ...] = ()
     slots: tuple[int, ...] = ()

@@ -34,12 +34,12 @@ def _memory(case: Case, *hows: str) -> Findings:
         if arg in strides and not any(s.arg == arg for at, s in case.at(SetData) if at < m.at):
             yield case.judge(m.at, f"{m.name}.stride()", strides[arg], m.seen.stride, why)
         numbers = case.seen.values
-        if (m.at, arg) in numbers and m.paper.value.size:
+        if (m.at, arg) in numbers and 0 not in m.paper.shape:
             yield case.judge(m.at, f"{m.name}.tolist()", numbers[m.at, arg], numbers[m.at, m.name], why)
     sources = {m.name: m.statement.arg for m in case.rewrapped(*hows)}  # type: ignore[union-attr]
     for at, s in case.at(Write):
         source = sources.get(s.arg)
-        if source is None or (at, source) not in case.seen.values or not case.due.tensors[source].value.size:
+        if source is None or (at, source) not in case.seen.values or 0 in case.due.tensors[source].shape:
             continue
         numbers = case.seen.values
         yield case.judge(

@@ -81,7 +81,7 @@ def _copied(case: Case, m: Made, *, tracked: bool, shares: bool) -> Findings:
     yield case.judge(m.at, f"{m.name}.requires_grad", tracked, m.seen.requires_grad, f"it has no history to {arg}")
     yield case.judge(m.at, f"{m.name}.is_leaf", True, m.seen.is_leaf, f"it has no history to {arg}")
     numbers = case.seen.values
-    if (m.at, m.name) in numbers and m.paper.value.size:
+    if (m.at, m.name) in numbers and 0 not in m.paper.shape:
         yield case.judge(
             m.at, f"{m.name}.tolist()", numbers[m.at, arg], numbers[m.at, m.name], f"it holds the numbers of {arg}"
         )
