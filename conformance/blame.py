@@ -111,7 +111,8 @@ class _Trial:
             if self.clean(fresh):
                 return tuple(self._history())
             self.program = fresh
-        blamed = [claim for claim, control in self._features() if self.clean(control)]
+        call = [claim for claim, control in self._call() if self.clean(control)]
+        blamed = call or [claim for claim, control in self._features() if self.clean(control)]
         return tuple(dict.fromkeys(blamed)) or (self._general(),)
 
     def _general(self) -> str:
@@ -119,6 +120,10 @@ class _Trial:
         statement = self.case.program.statements[self.difference.at]
         if self.difference.kind == "missing" and self.difference.name in statement.roots:  # type: ignore[union-attr]
             return "requires-grad.means-differentiable"
+        for claim, control in self._call():  # not shown to be right, but not wrong either
+            case = None if control is None else self.case.again(control)
+            if case is not None and not case.differences:
+                return claim
         return GENERAL[self.difference.kind]
 
     # --- what came before -----------------------------------------------------------------------------------------
@@ -189,11 +194,6 @@ class _Trial:
         case = self.case.again(program)
         if case is None:
             return
-        if isinstance(statement, Grad):
-            plain = Backward(statement.roots, statement.seeds, statement.retain_graph, statement.create_graph)
-            yield self._grad_claim(statement), exchanged(program, last, plain)
-        elif statement.inputs is not None:
-            yield "backward.inputs-restricts", exchanged(program, last, replace(statement, inputs=None))
         yield from self._arguments(program, last, statement)
         tensors = case.due.tensors
         yield from self._cuts(program, cut_off(program, tensors))
@@ -204,6 +204,18 @@ class _Trial:
             yield "backward.unused-output-is-zero", one_by_one(program, tensors)
             yield "leaf.clone-is-differentiable", bypassed(program, ("clone",))
 
+    def _call(self) -> Iterator[Control]:
+        """The same graph and a plainer call: if that is right, the call is at fault and not the graph."""
+        program, last = self.program, len(self.program) - 1
+        statement = program.statements[last]
+        if isinstance(statement, Grad):
+            plain = Backward(statement.roots, statement.seeds, statement.retain_graph, statement.create_graph)
+            yield self._grad_claim(statement), exchanged(program, last, plain)
+            if len(statement.roots) > 1:
+                yield "agrad.sum-over-outputs", exchanged(program, last, *_one_at_a_time(statement))
+        elif isinstance(statement, Backward) and statement.inputs is not None:
+            yield "backward.inputs-restricts", exchanged(program, last, replace(statement, inputs=None))
+
     def _grad_claim(self, statement: Grad) -> str:
         due = self.case.due.passes[self.difference.at]
         unused = self.difference.name and self.difference.name not in due.deltas
@@ -213,15 +225,8 @@ class _Trial:
         return "agrad.equals-backward"
 
     def _arguments(self, program: Program, last: int, s: Pass) -> Iterator[Control]:
-        if len(s.roots) > 1:
-            one_at_a_time = [
-                replace(s, roots=(root,), seeds=(seed,), retain_graph=True)
-                for root, seed in zip(s.roots, s.seeds, strict=True)
-            ]
-            if isinstance(s, Grad):  # a root may not reach every input
-                one_at_a_time = [replace(part, allow_unused=True) for part in one_at_a_time if isinstance(part, Grad)]
-            claim = "backward.list-of-roots" if isinstance(s, Backward) else "agrad.sum-over-outputs"
-            yield claim, exchanged(program, last, *one_at_a_time)
+        if len(s.roots) > 1 and isinstance(s, Backward):
+            yield "backward.list-of-roots", exchanged(program, last, *_one_at_a_time(s))
         if s.create_graph and isinstance(s, Backward):
             yield (
                 "grad.create-graph-replaces",
@@ -262,6 +267,14 @@ class _Trial:
             off = "requires-grad.off-after-forward"
             on = "requires-grad.on-after-forward" if used_before else "requires-grad.start-recording-later"
             yield (on if s.value else off), without(program, flips)
+
+
+def _one_at_a_time(s: Pass) -> list[Pass]:
+    """A pass for each root; a root may not reach every input."""
+    parts = [
+        replace(s, roots=(root,), seeds=(seed,), retain_graph=True) for root, seed in zip(s.roots, s.seeds, strict=True)
+    ]
+    return [replace(part, allow_unused=True) if isinstance(part, Grad) else part for part in parts]
 
 
 def _retains(s: Pass) -> bool:

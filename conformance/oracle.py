@@ -174,6 +174,7 @@ class _Model:
         if t.is_view and not t.alias:
             self.due.refused[at] = "view"
             return
+        _ = t.value  # which is that of its slot
         t.node, t.slot, t.requires_grad, t.detached_at = None, 0, False, at
 
     def _write(self, at: int, s: Write) -> None:

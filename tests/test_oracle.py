@@ -784,3 +784,16 @@ def test_trusted_programs_are_predicted_alike() -> None:
                 assert all(np.array_equal(g, other.deltas[n], equal_nan=True) for n, g in due.deltas.items())
             for name, tensor in whole.tensors.items():
                 assert np.array_equal(tensor.value, part.tensors[name].value, equal_nan=True)
+
+
+def test_a_later_output_keeps_its_value_when_it_is_detached() -> None:
+    """detach_() of the second output of an op changes its history and not its number."""
+    program = Program(
+        (
+            leaf("a", 1.0, 3.0),
+            Apply(("b", "c"), "var_mean", ("a",), (("dim", 0), ("keepdim", False))),
+            DetachInPlace("c"),
+            op("d", "square", "c"),
+        )
+    )
+    assert predict(program, trusted=True).tensors["d"].value == 4.0

@@ -53,6 +53,13 @@ def _along(A: Any, x: Any, dim: int) -> Any:
     return A.sum_to(x, _kept(x.shape, dim))
 
 
+def variance(x: np.ndarray, dim: int, keepdim: bool) -> Any:
+    """The unbiased variance; there is none of a single element."""
+    if x.shape[dim] < 2:
+        raise ValueError("the variance of fewer than two elements")
+    return x.var(axis=dim, keepdims=keepdim, ddof=1)
+
+
 def _log_sum_exp(x: np.ndarray, dim: int, keepdim: bool) -> Any:
     top = x.max(axis=dim, keepdims=True)
     y = np.log(np.exp(x - top).sum(axis=dim, keepdims=True)) + top
@@ -111,7 +118,7 @@ REDUCTIONS: tuple[Op, ...] = (
                lambda A, g, y, x, dim, keepdim: _spread(A, g, x, dim) * A.exp(x - _spread(A, y, x, dim)),
                params=a_full_dim_keepdim, bounds=lambda r, n: (r[0][0], r[0][1] + np.log(max(n, 1)))),
     _reduction("var", "{a}.var(dim={dim}, keepdim={keepdim})",
-               lambda x, dim, keepdim: x.var(axis=dim, keepdims=keepdim, ddof=1), _var_vjp,
+               variance, _var_vjp,
                params=two_or_more, bounds=_square_sum),
     op("cumsum", "{a}.cumsum(dim={dim})", lambda x, dim: np.cumsum(x, axis=dim),
        lambda A, g, y, x, dim: A.flip(A.cumsum(A.flip(g, dim), dim), dim), "reduction", params=a_dim, bounds=summed, hands_on=True),

@@ -24,6 +24,7 @@ from autograd_conformance.ops.entry import (
     same,
     two_or_more,
 )
+from autograd_conformance.ops.reductions import variance
 from autograd_conformance.ops.views import MOST_DIMS, position_map
 from autograd_conformance.program import Param, Shape
 
@@ -170,7 +171,7 @@ def _twice(rule: Any) -> Any:
 
 
 def _var_mean(x: np.ndarray, dim: int, keepdim: bool) -> tuple[np.ndarray, np.ndarray]:
-    return x.var(axis=dim, keepdims=keepdim, ddof=1), x.mean(axis=dim, keepdims=keepdim)
+    return variance(x, dim, keepdim), x.mean(axis=dim, keepdims=keepdim)
 
 
 def _var_mean_vjp(A: Any, g: Any, y: Any, x: Any, dim: int, keepdim: bool) -> Any:
