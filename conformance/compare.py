@@ -329,7 +329,8 @@ class Case:
         self, at: int, name: str, due: np.ndarray, after: GradSeen, probe: str, *, touched: bool
     ) -> Difference | None:
         seen = np.array(after.values, dtype=np.float64).reshape(after.shape)
-        size = max(float(np.max(np.abs(due), initial=0.0, where=np.isfinite(due))), 1e-3)
+        parts = (due, self.due.passes[at].deltas[name]) if touched else (due,)  # a sum may cancel
+        size = max(1e-3, *(float(np.max(np.abs(p), initial=0.0, where=np.isfinite(p))) for p in parts))
         tight = _TIGHT[self._precision] * size
         if np.all(np.abs(seen - due) <= tight):
             return None

@@ -157,7 +157,8 @@ class _Model:
         new = Paper(s.out, t.shape, t.dtype, t.known, tracked, storage, slot=t.slot, is_view=shares, alias=s.how)
         new.recipe = t.recipe
         if shares:
-            new.own_counter = object() if s.how in ("data", "parameter") else t.own_counter
+            new.own_counter = object() if s.how == "data" else t.own_counter
+            storage.doubtful = storage.doubtful or s.how == "parameter"
         self._put(new)
 
     # --- changing tensors -----------------------------------------------------------------------------------------
@@ -182,7 +183,7 @@ class _Model:
         self._settle_values()
         t.storage.writes.append((at, t.counter))
         self.wrote = True
-        for other in self.live.values():
+        for other in set(self.live.values()):  # one tensor may have two names
             if other.storage is t.storage:
                 other.known = other.value * 2.0
 
@@ -360,7 +361,9 @@ def _look_for_writes(due: PassDue) -> None:
             for at, counter in t.storage.writes:
                 if at < node.at:
                     continue
-                if counter is t.counter:
+                if counter is None or t.storage.doubtful:
+                    due.unsure = True
+                elif counter is t.counter:
                     due.written.setdefault(node.at, set()).add(at)
                     # which of several aliases the node saved, with which counter, is the node's own business
                     due.unsure = due.unsure or any(o.storage is t.storage and o.counter is not counter for o in tensors)

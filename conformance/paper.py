@@ -18,10 +18,12 @@ class Storage:
     """Memory that tensors may share, and the statements that wrote to it after it was filled.
 
     ``writes`` holds (statement, counter): the version counter that noticed the write. Views and ``detach()`` share the
-    counter of their source; ``.data`` has one of its own, so a write on one side is not noticed on the other.
+    counter of their source; ``.data`` has one of its own, so a write on one side is not noticed on the other. Nobody
+    says which counter a Parameter has, or what becomes of it when ``.data`` is assigned (counter None): ``doubtful``.
     """
 
     writes: list[tuple[int, object]] = field(default_factory=list)
+    doubtful: bool = False
 
 
 @dataclass(eq=False, slots=True)

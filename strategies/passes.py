@@ -22,6 +22,7 @@ from autograd_conformance.program import (
     renamed,
     writes,
 )
+from autograd_conformance.strategies.graphs import MAYBE_VIEWS
 from autograd_conformance.strategies.leaves import numbers
 from autograd_conformance.strategies.payload import Pool, Sketch, Slot
 
@@ -230,12 +231,23 @@ def _rebuild(draft: Draft, slot: Slot) -> None:
 
 def _write(draft: Draft, slot: Slot) -> None:
     """Write to a tensor that is in use through a detached alias, behind the back of autograd."""
-    t = draft.pool.pick(
-        112 + slot.first % 144, lambda s: s.writable and s.uses > 0 and s.dtype in FLOATS and not s.view
-    )
+    t = draft.pool.pick(112 + slot.first % 144, lambda s: _can_be_written(draft, s))
     if t is None:
         return
     t.writable = False
     draft.rebuilt += 1
     alias = f"w{draft.rebuilt}"
     draft.statements += [Rewrap(alias, t.name, "data" if slot.p % 4 == 3 else "detach"), Write(alias)]
+
+
+def _can_be_written(draft: Draft, t: Sketch) -> bool:
+    """In use, in memory of its own, and without results that are views or copies of it as memory allows."""
+    if not (t.writable and t.uses > 0 and t.dtype in FLOATS and not t.view):
+        return False
+    family = {t.name}
+    for s in draft.statements:
+        if isinstance(s, Apply) and OPS[s.op].kind in ("view", "several") and s.args[0] in family:
+            if s.op in MAYBE_VIEWS:
+                return False
+            family.update(s.outs)
+    return True

@@ -797,3 +797,11 @@ def test_a_later_output_keeps_its_value_when_it_is_detached() -> None:
         )
     )
     assert predict(program, trusted=True).tensors["d"].value == 4.0
+
+
+def test_a_write_doubles_a_tensor_of_two_names_once() -> None:
+    """A cast to the dtype it has gives the tensor another name, and no second memory."""
+    program = Program(
+        (leaf("a", 1.0), Rewrap("b", "a", "same"), Rewrap("w", "a", "detach"), Write("w"), op("d", "neg", "b"))
+    )
+    assert predict(program).tensors["d"].value == -2.0
