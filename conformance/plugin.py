@@ -36,7 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     add(
         "--conformance-report-dir",
-        default=None,
+        default=DEFAULT_REPORT,
         metavar="DIR",
         help=f"where the report goes (default: {DEFAULT_REPORT})",
     )
@@ -121,12 +121,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if _KEY not in session.config.stash:
         return
     ours = _session(session.config)
-    if hasattr(session.config, "workerinput"):
-        ours.leave()
-        return
     ours.leave()
-    failure = ours.report()
-    if failure:
+    if not hasattr(session.config, "workerinput") and ours.report():
         session.exitstatus = 3
 
 

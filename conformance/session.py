@@ -23,8 +23,6 @@ from autograd_conformance.reports.script import repro
 from autograd_conformance.reports.terminal import argument, summary
 from autograd_conformance.verdicts import Result, Verdict
 
-DEFAULT_REPORT = "conformance-report"
-
 
 @dataclass(frozen=True, slots=True)
 class Shown:
@@ -93,7 +91,7 @@ class Session:
     @cached_property
     def report_dir(self) -> Path:
         """Where the report goes."""
-        return Path(self._option("report_dir") or DEFAULT_REPORT).absolute()
+        return Path(self._option("report_dir")).absolute()
 
     @cached_property
     def work(self) -> Path:

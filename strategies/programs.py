@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autograd_conformance.program import Leaf, Program
+from autograd_conformance.program import Program
 from autograd_conformance.strategies.graphs import add_op
 from autograd_conformance.strategies.leaves import add_leaf, base_shape
 from autograd_conformance.strategies.passes import Draft, add_closing
@@ -31,8 +31,3 @@ def decode(payload: bytes, *, leaves: int = LEAVES, nodes: int = NODES, closings
         if field.kind:
             add_closing(draft, field, last=i == end - 1)
     return Program(tuple(draft.statements))
-
-
-def leaves_of(program: Program) -> tuple[Leaf, ...]:
-    """The leaves that a program makes."""
-    return tuple(s for s in program if isinstance(s, Leaf))
