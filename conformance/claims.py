@@ -16,7 +16,11 @@ from typing import Any
 
 from autograd_conformance.errors import UsageError, unknown
 
-AREAS = ("requires-grad", "leaf", "grad", "detach", "free", "backward", "agrad")
+AREAS = (
+    *("requires-grad", "leaf", "grad", "retain-grad", "backward", "free", "agrad", "create-graph", "detach"),
+    *("no-grad", "inference", "legacy", "inplace", "graph", "hook", "saved", "module", "optim", "gan", "function"),
+    *("complex", "numeric", "nondiff", "checkpoint", "threads", "anomaly", "streams"),
+)
 """The areas in the order of the register; the id of a claim starts with its area and a dot."""
 
 # A claim only names traits; whether one is there is answered by each device.
@@ -24,6 +28,11 @@ TRAITS: dict[str, str] = {
     "values": "The numbers in a tensor can be read back; the meta device, which knows only shapes, has none.",
     "storage": "Tensors lie at addresses that can be compared, so shared memory can be told from a copy.",
     "float64": "Tensors of dtype float64 can be made and computed with.",
+    "complex": "Tensors of dtype complex64 can be made and differentiated through.",
+    "forward_ad": "Tensors can carry a tangent, and ops compute with it.",
+    "threads": "Threads other than the main one can compute and differentiate.",
+    "streams": "Work is queued on streams, of which there can be several; the CPU has none.",
+    "reduced": "Tensors of dtype float16 and bfloat16 can be made and computed with.",
 }
 """The closed list of what a claim may need of a device: each trait with one sentence on its meaning."""
 
@@ -40,9 +49,11 @@ class Claim:
         core: True for the promises that the rest of autograd stands on.
         needs: the traits without which a device cannot be judged on it.
         implies: ids of the claims that nobody can rely on where this one is broken.
-        error: a fragment of the error text that stays the same between releases; empty if no error is promised.
+        error: a fragment of the error or warning that stays the same between releases; empty if none is promised.
         since: the first torch release that promises it; empty if all do.
         until: the last torch release that promises it; empty if it still stands.
+        old: the outdated or too strong sentence that this one replaces; empty if there is none.
+        untestable: why no test of it is possible; empty if one is.
 
     """
 
@@ -56,6 +67,8 @@ class Claim:
     error: str = ""
     since: str = ""
     until: str = ""
+    old: str = ""
+    untestable: str = ""
 
 
 _FIELDS = tuple(f.name for f in fields(Claim))

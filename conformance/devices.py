@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from autograd_conformance.claims import TRAITS
 from autograd_conformance.errors import UsageError, unknown
@@ -142,10 +144,49 @@ def _has_float64(name: str) -> None:
     (t * t).sum()
 
 
+def _has_complex(name: str) -> None:
+    z = torch.ones(2, dtype=torch.complex64, device=name, requires_grad=True)
+    torch.view_as_real(z * z).sum().backward()
+
+
+def _has_tangents(name: str) -> None:
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(torch.ones(2, device=name), torch.ones(2, device=name))
+        if forward_ad.unpack_dual(dual * dual).tangent is None:
+            raise ValueError("the tangent got lost")
+
+
+def _has_threads(name: str) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(_differentiates, name).result()
+
+
+def _differentiates(name: str) -> None:
+    t = torch.ones(2, device=name, requires_grad=True)
+    (t * t).sum().backward()
+
+
+def _has_streams(name: str) -> None:
+    streams = [torch.Stream(device=name) for _ in range(2)]
+    if streams[0].stream_id == streams[1].stream_id:
+        raise ValueError("a new stream is the one that there was")
+
+
+def _has_reduced(name: str) -> None:
+    for dtype in (torch.float16, torch.bfloat16):
+        t = torch.ones(2, dtype=dtype, device=name)
+        (t * t).sum()
+
+
 _PROBES: dict[str, Callable[[str], None]] = {
     "values": _reads_values,
     "storage": _has_addresses,
     "float64": _has_float64,
+    "complex": _has_complex,
+    "forward_ad": _has_tangents,
+    "threads": _has_threads,
+    "streams": _has_streams,
+    "reduced": _has_reduced,
 }
 
 

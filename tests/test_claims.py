@@ -56,8 +56,10 @@ def test_a_good_file_loads_in_order(write: Write) -> None:
 def test_optional_fields_are_read(write: Write) -> None:
     """What may be left out is kept when it stands in the file."""
     extra = 'implies = ["grad.leaf-only"]\nerror = "no grad"\nsince = "2.4"\nuntil = "2.13.0"\n'
+    extra += 'old = "All get one."\nuntestable = "Nobody can look."\n'
     claim = load(write(GOOD + OTHER + extra))["grad.other"]
     assert (claim.implies, claim.error, claim.since, claim.until) == (("grad.leaf-only",), "no grad", "2.4", "2.13.0")
+    assert (claim.old, claim.untestable) == ("All get one.", "Nobody can look.")
 
 
 def test_an_empty_file_has_no_claims(write: Write) -> None:
@@ -122,7 +124,7 @@ def test_the_register_is_read_once_and_covers_all_areas() -> None:
     """The packaged claims load, are cached, and stand area by area in the order of AREAS."""
     claims = register()
     assert claims is register()
-    assert len(claims) == 64
+    assert len(claims) == 250
     assert tuple(dict.fromkeys(claim.area for claim in claims.values())) == AREAS
 
 
@@ -131,15 +133,24 @@ def test_a_claim_is_one_sentence_and_implies_others(claim: Claim) -> None:
     """A registered claim is one finished sentence, and neither repeats a list entry nor implies itself."""
     assert claim.sentence.endswith(".")
     assert ". " not in claim.sentence
+    for remark in filter(None, (claim.old, claim.untestable)):
+        assert remark.endswith(".")
+        assert ". " not in remark
+        assert remark != claim.sentence
     for entries in (claim.sources, claim.needs, claim.implies):
         assert len(set(entries)) == len(entries)
     assert claim.id not in claim.implies
 
 
 def test_sentences_are_unique() -> None:
-    """No two claims say the same."""
-    sentences = [claim.sentence for claim in register().values()]
+    """No two claims say the same, and no claim repeats a sentence that another one replaces."""
+    sentences = [text for claim in register().values() for text in (claim.sentence, claim.old) if text]
     assert len(set(sentences)) == len(sentences)
+
+
+def test_what_no_test_can_show_is_rare() -> None:
+    """A claim without a test is an exception, and it is on the list."""
+    assert [claim.id for claim in register().values() if claim.untestable] == ["streams.backward-stream"]
 
 
 def test_a_claim_is_frozen() -> None:
@@ -150,8 +161,9 @@ def test_a_claim_is_frozen() -> None:
 
 
 def test_every_trait_has_one_sentence() -> None:
-    """Each trait is explained by a single finished sentence."""
-    assert list(TRAITS) == ["values", "storage", "float64"]
+    """Each trait is explained by a single finished sentence, and some claim needs it."""
+    assert list(TRAITS)[:3] == ["values", "storage", "float64"]
+    assert sorted(TRAITS) == sorted({trait for claim in register().values() for trait in claim.needs})
     assert all(text.endswith(".") and ". " not in text for text in TRAITS.values())
 
 
@@ -159,7 +171,7 @@ def test_select_keeps_the_order_of_the_register() -> None:
     """Overlapping globs give each claim once, in the register's order and not in theirs."""
     chosen = [claim.id for claim in select(["leaf.*", "requires-grad.propagates-*", "leaf.iff-no-grad-fn"])]
     assert chosen[:3] == ["requires-grad.propagates-any", "requires-grad.propagates-none", "leaf.iff-no-grad-fn"]
-    assert len(chosen) == 9
+    assert len(chosen) == 12
     assert len(select(["*"])) == len(register())
     assert select([]) == ()
 

@@ -107,8 +107,7 @@ def test_readme_counts_the_claims() -> None:
     """The table of areas adds up to the register."""
     readme = (ROOT / "README.md").read_text()
     areas = Counter(claim.area for claim in register().values())
-    assert f"\n{len(register())} claims in seven areas" in readme
-    assert len(areas) == 7
+    assert f"\n{len(register())} claims in {len(areas)} areas" in readme
     for area, count in areas.items():
         assert f"\n| `{area}` | {count} |" in readme
 
