@@ -1,14 +1,16 @@
-"""The console command: run, list, replay."""
+"""The console command: run, list, replay, seeds."""
 
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import signal
 import subprocess
 import sys
 import uuid
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from autograd_conformance import __version__
@@ -64,6 +66,10 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_argument("file", metavar="FILE", help="a program as JSON, or '-' for standard input")
     replay.add_argument("--device", default="cpu")
     replay.set_defaults(call=_replay)
+
+    seeds = commands.add_parser("seeds", help="show what two notes of 2017 taught, and the claims that check it")
+    seeds.add_argument("--report", metavar="FILE", help="a report.json: show the verdict on each claim in it as well")
+    seeds.set_defaults(call=_seeds)
     return parser
 
 
@@ -146,6 +152,23 @@ def _text(name: str) -> str:
         return Path(name).read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read {name}: {error}") from None
+
+
+# --- seeds ------------------------------------------------------------------------------------------------------------
+
+
+def _seeds(options: argparse.Namespace, _: list[str]) -> int:
+    from autograd_conformance.reports.document import read
+    from autograd_conformance.reports.seeds import page
+    from autograd_conformance.seeds import seeds
+
+    run = None if options.report is None else read(options.report)
+    document = seeds()
+    notes = {name: asdict(note) for name, note in document.notes.items()}
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that knows no Chinese still gets the English
+    print("\n".join(page(notes, [asdict(statement) for statement in document.statements], run)))
+    return 0
 
 
 if __name__ == "__main__":

@@ -92,7 +92,7 @@ def test_wheel_holds_what_is_needed_and_no_more(wheel: Path) -> None:
     """Data files and the claims' tests are in, the project's own tests and tools are not."""
     names = set(zipfile.ZipFile(wheel).namelist())
     needed = {
-        *("py.typed", "claims.toml", "expectations.toml", "suite.ini", "plugin.py", "cli.py"),
+        *("py.typed", "claims.toml", "seeds.toml", "expectations.toml", "suite.ini", "plugin.py", "cli.py"),
         *("reports/schema.json", "strategies/programs.py", "ops/__init__.py", "faults/__main__.py"),
         *(path.name for path in (ROOT / "conformance").glob("test_*.py")),
     }
