@@ -39,7 +39,7 @@ from autograd_conformance.verdicts import Violation
 SAMPLES = 24  # a tie is overlooked if all of them fall on the same side: once in 16 million
 FEW = 3  # for controls, where overlooking one costs precision and no false alarm
 UNSTABLE = 0.01  # a gradient that rounding moves by this share of its size is unspecified
-_TIGHT = {"float32": 1e-4, "float64": 1e-9}
+TIGHT = {"float32": 1e-4, "float64": 1e-9}
 
 
 class Held:
@@ -331,7 +331,7 @@ class Case:
         seen = np.array(after.values, dtype=np.float64).reshape(after.shape)
         parts = (due, self.due.passes[at].deltas[name]) if touched else (due,)  # a sum may cancel
         size = max(1e-3, *(float(np.max(np.abs(p), initial=0.0, where=np.isfinite(p))) for p in parts))
-        tight = _TIGHT[self._precision] * size
+        tight = TIGHT[self._precision] * size
         if np.all(np.abs(seen - due) <= tight):
             return None
         moved = self._moved(at, name) if touched else np.zeros(due.shape)

@@ -14,21 +14,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from autograd_conformance.adapt import adapt
-from autograd_conformance.census import total, words
+from autograd_conformance.census import total
 from autograd_conformance.claims import Claim, register
-from autograd_conformance.compare import Case
 from autograd_conformance.devices import Device
 from autograd_conformance.expectations import Expectation, within
+from autograd_conformance.families import AnyCheck, Work, kind_of
 from autograd_conformance.journal import Shard, slug
-from autograd_conformance.judge import ClaimCheck, judge
 from autograd_conformance.patience import Patience
 from autograd_conformance.profiles import Profile
-from autograd_conformance.program import Program
-from autograd_conformance.strategies.drawing import draw
-from autograd_conformance.strategies.programs import decode
 from autograd_conformance.verdicts import Violation
 
 KEPT = 4  # examples kept of each kind of violation, per shard and claim
@@ -116,7 +109,7 @@ class Engine:
     folder: Path
     profile: Profile
     seed: int
-    checks: Sequence[ClaimCheck]
+    checks: Sequence[AnyCheck]
     expectations: Sequence[Expectation]
     torch_version: str
     done: dict[tuple[str, str], Family] = field(default_factory=dict)
@@ -135,7 +128,8 @@ class Engine:
 
     def _shards(self, name: str, device: str) -> list[Shard]:
         folder = self.folder / slug(device) / name
-        return [Shard(folder, i) for i in range(self.profile.shards)]
+        count, _ = kind_of(name).shards(self.profile)
+        return [Shard(folder, i) for i in range(count)]
 
     def _take(self, shard: Shard, name: str, device: Device, *, wait: bool) -> None:
         if shard.result is not None:
@@ -148,7 +142,7 @@ class Engine:
         gc.collect()
         gc.freeze()  # cases are cyclic garbage; without what was there before they are quick to collect
         deaths = shard.deaths
-        programs = shard.programs(partial(self.programs, shard.number))
+        programs = shard.programs(partial(self.programs, name, shard.number))
         work = _ShardWork(self, name, device)
         with shard.journal() as pen, Patience(shard.last_words) as patience:
             try:
@@ -171,13 +165,15 @@ class Engine:
         found = []
         for shard in self._shards(name, device):
             if shard.result is None and shard.deaths:
-                programs = shard.programs(partial(self.programs, shard.number))
+                programs = shard.programs(partial(self.programs, name, shard.number))
                 found += [(programs[i].to_json(), how) for i, how in shard.deaths.items()]
         return found
 
-    def programs(self, number: int) -> list[Program]:
+    def programs(self, name: str, number: int) -> list[Work]:
         """The programs of a shard, the same on every device: all are drawn before the first is run."""
-        return [decode(payload) for payload in draw(self.profile.size, self.seed * 1_000_003 + number)]
+        kind = kind_of(name)
+        _, size = kind.shards(self.profile)
+        return kind.draw(name, size, self.seed * 1_000_003 + number)
 
     def collected(self, name: str, device: str) -> Family:
         """What the shards that are done say."""
@@ -186,7 +182,7 @@ class Engine:
         for shard in self._shards(name, device):
             part = shard.result
             if part is None:
-                family.missing += self.profile.size
+                family.missing += kind_of(name).shards(self.profile)[1]
                 continue
             family.programs += part["programs"]
             family.digests.append(part["digest"])
@@ -207,7 +203,7 @@ class _ShardWork:
     """Judging the programs of one shard."""
 
     def __init__(self, engine: Engine, name: str, device: Device) -> None:
-        self.device, self.engine = device, engine
+        self.device, self.engine, self.kind = device, engine, kind_of(name)
         claims, version = register(), engine.torch_version
         family = [c for c in engine.checks if c.family == name]
         self.checks = [c for c in family if not unsupported(claims[c.claim], device, version)]
@@ -222,28 +218,25 @@ class _ShardWork:
         self.changed: dict[str, int] = {}
         self.programs = self.excluded = self.examined = self.unexamined = self.missing = self.armed = 0
 
-    def judge(self, program: Program) -> None:
+    def judge(self, program: Work) -> None:
         """Run and judge one program."""
-        adapted, changes = adapt(program, self.device)
+        adapted, changes = self.kind.adapt(program, self.device)
         for change in changes:
             self.changed[change] = self.changed.get(change, 0) + 1
         self.programs += 1
-        with np.errstate(all="ignore"):
-            case = Case(adapted, self.device.name, values=self.device.has("values"), trusted=True)
-            for word in words(adapted, case.due):
-                self.counts[word] = self.counts.get(word, 0) + 1
-            examine = self.examined < EXAMINED
-            found = judge(case, self.checks, examine=examine)
-            self.unexamined += not examine
-            if examine and case.differences:
-                self.examined += 1
-        self.excluded += case.excluded
-        self.leaks += case.seen.leaks
-        for claim, (count, violations) in found.items():
+        examine = self.examined < EXAMINED
+        judged = self.kind.judge(adapted, self.device, self.checks, examine=examine)
+        for word in judged.words:
+            self.counts[word] = self.counts.get(word, 0) + 1
+        self.unexamined += not examine
+        self.examined += judged.differs
+        self.excluded += judged.excluded
+        self.leaks += judged.leaks
+        for claim, (count, violations) in judged.found.items():
             if count:
                 self._note(claim, adapted, count, violations)
 
-    def _note(self, claim: str, program: Program, count: int, violations: list[Violation]) -> None:
+    def _note(self, claim: str, program: Work, count: int, violations: list[Violation]) -> None:
         tally = self.claims[claim]
         tally["evidence"] += 1
         tally["checks"] += count

@@ -13,6 +13,7 @@ from typing import Any
 from autograd_conformance.claims import Claim
 from autograd_conformance.errors import UsageError, unknown
 from autograd_conformance.program import Program, ProgramError
+from autograd_conformance.scene import Scene, parse
 from autograd_conformance.verdicts import Violation
 
 PACKAGED = Path(__file__).with_name("expectations.toml")
@@ -26,7 +27,7 @@ class Expectation:
         claim: id of the claim that is broken.
         reason: why, in a sentence or two.
         link: where it is reported, or ``"no report found"``.
-        witness: the smallest program that shows it.
+        witness: the smallest program, or scene, that shows it.
         mark: the mark of the violations that it recognises; empty for any.
         check: which check they fail: ``equal``, ``close`` or ``raises``; empty for any.
         ops: at least one of these ops occurs in the program, if any are given.
@@ -39,7 +40,7 @@ class Expectation:
     claim: str
     reason: str
     link: str
-    witness: Program
+    witness: Program | Scene
     mark: str = ""
     check: str = ""
     ops: tuple[str, ...] = ()
@@ -55,7 +56,7 @@ class Expectation:
             and within(torch_version, self.since, self.until)
         )
 
-    def recognises(self, program: Program, violation: Violation) -> bool:
+    def recognises(self, program: Program | Scene, violation: Violation) -> bool:
         """Is this violation the known deviation?"""
         if self.mark not in ("", violation.mark) or self.check not in ("", violation.check):
             return False
@@ -112,7 +113,7 @@ def _entry(path: Path, number: int, row: dict[str, Any], claims: dict[str, Claim
     if row["claim"] not in claims:
         raise unknown("claim", row["claim"], claims, f"{path}, entry {number}")
     try:
-        witness = Program.from_json(row["witness"])
+        witness = parse(row["witness"])
     except ProgramError as error:
         raise UsageError(f"{path}, entry {number}: witness: {error}") from None
     return Expectation(**{**row, "witness": witness, "ops": tuple(row.get("ops", ()))})

@@ -17,11 +17,15 @@ from typing import Any
 
 from autograd_conformance.program import Program
 from autograd_conformance.reports.folder import put
+from autograd_conformance.scene import Scene, parse
 
 try:
     import fcntl
 except ImportError:  # not on Windows: there one process works alone
     fcntl = None  # type: ignore[assignment]
+
+
+Work = Program | Scene
 
 
 def write_json(path: Path, body: Any) -> None:
@@ -81,11 +85,11 @@ class Shard:
         """Store the result."""
         write_json(self.stem.with_suffix(".json"), body)
 
-    def programs(self, drawn: Callable[[], list[Program]]) -> list[Program]:
+    def programs(self, drawn: Callable[[], list[Work]]) -> list[Work]:
         """The programs of the shard. Whoever needs them first draws them, and they are on disk before any is run."""
         path = self.stem.with_suffix(".programs")
         if path.exists():
-            return [Program.from_json(text) for text in path.read_text().splitlines()]
+            return [parse(text) for text in path.read_text().splitlines()]
         programs = drawn()
         put(path, "".join(f"{program.to_json()}\n" for program in programs))
         return programs

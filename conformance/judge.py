@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -46,12 +46,6 @@ def claim(claim_id: str, *, family: str = "graphs") -> Callable[[Check], Callabl
         return test
 
     return decorate
-
-
-def check_of(function: Any) -> ClaimCheck | None:
-    """The check that a test function reads, if it is one of ours."""
-    found = getattr(function, "claim_check", None)
-    return found if isinstance(found, ClaimCheck) else None
 
 
 def findings(case: Case, check: ClaimCheck, blamed: dict[str, list[Violation]]) -> tuple[int, list[Violation]]:

@@ -236,7 +236,7 @@ class _Model:
 
     def _run(self, at: int, s: Pass, due: PassDue, targets: Sequence[Paper] | None) -> list[tuple[Paper, Array]]:
         roots = [self.live[name] for name in s.roots]
-        due.executed = executed = _executed(roots, targets)
+        due.executed = executed = executed_nodes(roots, targets)
         due.again = [node for node in executed if node.freed]
         due.unsure = any(node.unsure for node in executed) or any(_stale(t) for t in (*roots, *(targets or ())))
         _look_for_writes(due)
@@ -274,7 +274,7 @@ class _Model:
             send(root.node or root, root.slot, g)
         leaves: dict[int, Paper] = {id(r): r for r in roots if r.node is None}
         for node in executed:
-            for edge, slot, part in zip(node.edges, node.slots, self._pull(node, inbox), strict=True):
+            for edge, slot, part in zip(node.edges, node.slots, pull(node, inbox, self.noise), strict=True):
                 if edge is not None:
                     send(edge, slot, part)
                     if isinstance(edge, Paper):
@@ -283,31 +283,32 @@ class _Model:
         reached = [(t, inbox.get((id(t.node or t), t.slot))) for t in wanted]
         return [(t, g) for t, g in reached if g is not None]
 
-    def _pull(self, node: Node, inbox: dict[tuple[int, int], Array]) -> Sequence[Array]:
-        """Cotangents of a node's inputs from those of its outputs; an output that none reached counts as zero."""
-        vjp, result, values = node.op.vjp, node.recipe.work_out(), node.recipe.values or ()
-        assert vjp is not None
-        gs = [inbox.get((id(node), slot)) for slot in range(len(node.outs))]
-        full = [np.zeros(out.shape) if g is None else g for g, out in zip(gs, node.outs, strict=True)]
-        if self.noise is not None:
-            full = [self.noise(g, out.dtype) for g, out in zip(full, node.outs, strict=True)]
-            values = tuple(self.noise(v, t.dtype) for v, t in zip(values, node.inputs, strict=True))
-            result = node.op.value(*values, **node.params)
-            if not isinstance(result, tuple) and node.op.name not in EQUALS:  # 1 - y, say, where y is nearly 1
-                result = self.noise(result, node.outs[0].dtype)
-        parts = vjp(Plain, tuple(full) if isinstance(result, tuple) else full[0], result, *values, **node.params)
-        parts = parts if isinstance(parts, tuple) else (parts,)
-        if self.noise is not None and node.op.kind in ("reduction", "several"):  # a mean inside is rounded too
-            size = max(float(np.max(np.abs(v), initial=0.0)) for v in (*full, *values))
-            parts = tuple(self.noise.within(part, size, t.dtype) for part, t in zip(parts, node.inputs, strict=True))
-        return parts
+
+def pull(node: Node, inbox: dict[tuple[int, int], Array], noise: Noise | None = None) -> Sequence[Array]:
+    """Cotangents of a node's inputs from those of its outputs; an output that none reached counts as zero."""
+    vjp, result, values = node.op.vjp, node.recipe.work_out(), node.recipe.values or ()
+    assert vjp is not None
+    gs = [inbox.get((id(node), slot)) for slot in range(len(node.outs))]
+    full = [np.zeros(out.shape) if g is None else g for g, out in zip(gs, node.outs, strict=True)]
+    if noise is not None:
+        full = [noise(g, out.dtype) for g, out in zip(full, node.outs, strict=True)]
+        values = tuple(noise(v, t.dtype) for v, t in zip(values, node.inputs, strict=True))
+        result = node.op.value(*values, **node.params)
+        if not isinstance(result, tuple) and node.op.name not in EQUALS:  # 1 - y, say, where y is nearly 1
+            result = noise(result, node.outs[0].dtype)
+    parts = vjp(Plain, tuple(full) if isinstance(result, tuple) else full[0], result, *values, **node.params)
+    parts = parts if isinstance(parts, tuple) else (parts,)
+    if noise is not None and node.op.kind in ("reduction", "several"):  # a mean inside is rounded too
+        size = max(float(np.max(np.abs(v), initial=0.0)) for v in (*full, *values))
+        parts = tuple(noise.within(part, size, t.dtype) for part, t in zip(parts, node.inputs, strict=True))
+    return parts
 
 
 def _shapes(result: Any) -> tuple[Shape, ...]:
     return tuple([np.shape(part) for part in (result if isinstance(result, tuple) else (result,))])
 
 
-def _executed(roots: Sequence[Paper], targets: Sequence[Paper] | None) -> list[Node]:
+def executed_nodes(roots: Sequence[Paper], targets: Sequence[Paper] | None = None) -> list[Node]:
     """Nodes that a pass runs, newest first: those on a path from a root to a leaf, or to a target if there are any."""
     seen: dict[int, Node] = {}
     pending = [r.node for r in roots if r.node is not None]

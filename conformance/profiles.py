@@ -13,6 +13,7 @@ class Profile:
         name: what ``--conformance-profile`` takes.
         shards: parts that workers share out among them; each has a seed of its own.
         size: programs in a shard.
+        scene_shards, scene_size: the same for families that are judged on scenes, where each claim runs a script.
         evidence: in how many programs a wrong result must have been able to show, or a claim is ``unproven``.
 
     """
@@ -20,14 +21,21 @@ class Profile:
     name: str
     shards: int
     size: int
+    scene_shards: int
+    scene_size: int
     evidence: int
 
     @property
     def programs(self) -> int:
-        """Programs a family."""
+        """Whole programs a family."""
         return self.shards * self.size
 
 
 PROFILES = {
-    p.name: p for p in (Profile("smoke", 4, 60, 1), Profile("default", 20, 100, 10), Profile("thorough", 100, 200, 100))
+    p.name: p
+    for p in (
+        Profile("smoke", 4, 60, 2, 10, 1),
+        Profile("default", 20, 100, 4, 20, 5),
+        Profile("thorough", 100, 200, 20, 50, 50),
+    )
 }

@@ -92,7 +92,7 @@ class Runner:
     def play(self, program: Program) -> None:
         """Run all statements, and leave no trace."""
         last = max((i for i, s in enumerate(program) if isinstance(s, Backward)), default=-1)
-        modes = _modes()
+        before = modes()
         for at, statement in enumerate(program):
             self.watched = self.live if at == last else self.leaves
             self.step(at, statement)
@@ -100,12 +100,12 @@ class Runner:
                 self._look_for_kept_grads()
         for t in self.leaves.values():
             t.grad = None
-        self.seen.leaks = _restore(modes)
+        self.seen.leaks = restore(before)
 
     def step(self, at: int, statement: Statement) -> None:
         """Run one statement and note what came of it."""
         try:
-            self._do(at, statement)
+            self.perform(at, statement)
         except KeyError as error:
             if error.args and isinstance(error.args[0], str) and error.args[0] not in self.live:
                 self.seen.skipped.append(at)
@@ -119,7 +119,8 @@ class Runner:
     def _failed(self, at: int, error: Exception) -> None:
         self.seen.errors[at] = Error(type(error).__name__, str(error)[:400])
 
-    def _do(self, at: int, s: Statement) -> None:
+    def perform(self, at: int, s: Statement) -> None:
+        """Run one statement; whatever torch raises comes out."""
         match s:
             case Apply():
                 self._apply(at, s)
@@ -393,7 +394,11 @@ def _last_byte(t: torch.Tensor) -> int:
 # --- modes ------------------------------------------------------------------------------------------------------------
 
 
-def _modes() -> tuple[bool, bool, bool, torch.dtype]:
+Modes = tuple[bool, bool, bool, torch.dtype]
+
+
+def modes() -> Modes:
+    """What a program may switch and must leave as it was."""
     return (
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
@@ -402,13 +407,13 @@ def _modes() -> tuple[bool, bool, bool, torch.dtype]:
     )
 
 
-def _restore(modes: tuple[bool, bool, bool, torch.dtype]) -> list[str]:
+def restore(before: Modes) -> list[str]:
     """Put the modes back and name those that the program left changed."""
-    now = _modes()
-    if now == modes:
+    now = modes()
+    if now == before:
         return []
-    torch.set_grad_enabled(modes[0])
-    torch.autograd.set_detect_anomaly(modes[2])
-    torch.set_default_dtype(modes[3])
+    torch.set_grad_enabled(before[0])
+    torch.autograd.set_detect_anomaly(before[2])
+    torch.set_default_dtype(before[3])
     words = ("grad mode", "inference mode", "anomaly mode", "default dtype")
-    return [word for word, was, is_now in zip(words, modes, now, strict=True) if was != is_now]
+    return [word for word, was, is_now in zip(words, before, now, strict=True) if was != is_now]

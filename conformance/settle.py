@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
-from autograd_conformance.blame import GENERAL
 from autograd_conformance.claims import Claim
-from autograd_conformance.compare import Case
 from autograd_conformance.devices import Device
 from autograd_conformance.engine import Engine, Example, Family, Judgement, unsupported
 from autograd_conformance.expectations import Expectation
-from autograd_conformance.judge import ClaimCheck, violations_of
-from autograd_conformance.oracle import InvalidProgram
-from autograd_conformance.program import Backward, Grad, Program
-from autograd_conformance.reduce import Reducer
+from autograd_conformance.families import AnyCheck, Work, kind_of
+from autograd_conformance.program import Backward, Grad
+from autograd_conformance.scene import parse
 from autograd_conformance.verdicts import Counterexample, Result, Verdict, Violation
 
 REPEATS = 5
 BUDGET = 250  # programs that may be run to make one counterexample small
 
 
-def settle(engine: Engine, claim: Claim, check: ClaimCheck, device: Device) -> Result:
+def settle(engine: Engine, claim: Claim, check: AnyCheck, device: Device) -> Result:
     """The verdict on a claim; judges the programs of its family first if nobody has."""
     reason = unsupported(claim, device, engine.torch_version)
     if reason:
@@ -50,7 +46,7 @@ def ended(base: Result, deaths: Sequence[tuple[str, str]]) -> Result:
     """The result of a claim whose programs ended a process, each given with how it did."""
     text, how = deaths[0]
     verdict = Verdict.HUNG if how == "hung" else Verdict.CRASHED
-    program = Program.from_json(text)
+    program = parse(text)
     last = max((i for i, s in enumerate(program) if isinstance(s, Backward | Grad)), default=len(program) - 1)
     because = f"the process {how} while it ran this program; it is not reduced"
     violation = Violation(base.claim, last, "", "None", f"the process {how}", "raises", because=because)
@@ -60,7 +56,7 @@ def ended(base: Result, deaths: Sequence[tuple[str, str]]) -> Result:
 
 
 def smallest(
-    check: ClaimCheck, device: Device, entries: Sequence[Expectation], examples: Sequence[Example]
+    check: AnyCheck, device: Device, entries: Sequence[Expectation], examples: Sequence[Example]
 ) -> Counterexample:
     """The smallest counterexample that some programs that break a claim lead to."""
     return _Settler(check, device, entries).smallest(examples)
@@ -69,8 +65,9 @@ def smallest(
 class _Settler:
     """One claim on one device."""
 
-    def __init__(self, check: ClaimCheck, device: Device, entries: Sequence[Expectation], evidence: int = 0) -> None:
+    def __init__(self, check: AnyCheck, device: Device, entries: Sequence[Expectation], evidence: int = 0) -> None:
         self.check, self.device, self.entries, self.evidence = check, device, entries, evidence
+        self.kind = kind_of(check.family)
 
     def result(self, base: Result, found: Judgement, family: Family) -> Result:
         """The verdict, by the first of these rules that applies."""
@@ -92,59 +89,36 @@ class _Settler:
             return replace(base, verdict=Verdict.UNPROVEN, expected=False, reason=reason)
         return base
 
-    def _run(self, program: Program) -> tuple[Case, Sequence[Violation]]:
-        return violations_of(program, self.device.name, self.check, values=self.device.has("values"))
-
-    def _shows(self, witness: Program, entry: Expectation) -> bool:
-        _, violations = self._run(witness)
-        return any(entry.recognises(witness, v) for v in violations)
-
-    def _strange(self, program: Program) -> Violation | None:
-        """The first violation of a program that no expectation recognises."""
-        _, violations = self._run(program)
-        return next((v for v in violations if not any(e.recognises(program, v) for e in self.entries)), None)
+    def _shows(self, witness: Work, entry: Expectation) -> bool:
+        program, violations, _ = self.kind.violations(self.check, witness, self.device)
+        return any(entry.recognises(program, v) for v in violations)
 
     def smallest(self, examples: Sequence[Example]) -> Counterexample:
         """The smallest of the examples, reduced; one that does not show again is kept as it is."""
         ranked = sorted(examples, key=lambda example: len(example[0]))
         for text, _ in ranked:
-            program = Program.from_json(text)
-            again = [v for v in (self._first(program) for _ in range(REPEATS)) if v is not None]
+            drawn = parse(text)
+            again = [v for v in (self._first(drawn) for _ in range(REPEATS)) if v is not None]
             if again:
-                small, violation = self._reduced(program, again[0])
-                raised = tuple(sorted(self._run(small)[0].seen.errors))
-                return Counterexample(small, violation, raised, program.digest(), len(again), REPEATS)
-        program, violation = Program.from_json(ranked[0][0]), ranked[0][1]
-        return Counterexample(program, violation, (), program.digest(), 0, REPEATS)
+                small, violation = self._reduced(drawn, again[0])
+                shown, _, raised = self.kind.violations(self.check, small, self.device)
+                return Counterexample(shown, violation, raised, drawn.digest(), len(again), REPEATS)
+        drawn, violation = parse(ranked[0][0]), ranked[0][1]
+        return Counterexample(drawn, violation, (), drawn.digest(), 0, REPEATS)
 
-    def _first(self, program: Program) -> Violation | None:
-        strange = self._strange(program)
-        if strange is not None:
-            return strange
-        _, violations = self._run(program)
+    def _first(self, program: Work) -> Violation | None:
+        """The first violation that no expectation recognises; without such a one the first, if one is expected."""
+        played, violations, _ = self.kind.violations(self.check, program, self.device)
+        strange = [v for v in violations if self._strange(played, v)]
+        if strange:
+            return strange[0]
         return violations[0] if violations and self.entries else None
 
-    def _reduced(self, program: Program, violation: Violation) -> tuple[Program, Violation]:
-        """First by the bare difference, which is cheap; if that led to another claim, by the claim itself."""
-        if violation.mark in GENERAL:
-            small, _ = Reducer(self._same_difference(violation), BUDGET).reduce(program, violation)
-            found = self._like(violation, small)
-            if found is not None:
-                return small, found
-        return Reducer(partial(self._like, violation), BUDGET).reduce(program, violation)
+    def _strange(self, program: Work, violation: Violation) -> bool:
+        return not any(e.recognises(program, violation) for e in self.entries)
 
-    def _like(self, known: Violation, program: Program) -> Violation | None:
-        """A violation of the same kind, lest the search slide into another fault."""
-        found = self._first(program)
-        return found if found is not None and (found.mark, found.check) == (known.mark, known.check) else None
-
-    def _same_difference(self, violation: Violation) -> Callable[[Program], Violation | None]:
-        def shows(program: Program) -> Violation | None:
-            try:
-                case = Case(program, self.device.name, values=self.device.has("values"))
-            except InvalidProgram:
-                return None
-            same = [d for d in case.differences if d.kind == violation.mark]
-            return same[0].violation(self.check.claim, violation.because) if same else None
-
-        return shows
+    def _reduced(self, program: Work, violation: Violation) -> tuple[Work, Violation]:
+        strange = self._strange(program, violation)
+        return self.kind.reduce(
+            self.check, program, self.device, violation, lambda p, v: self._strange(p, v) or not strange, BUDGET
+        )

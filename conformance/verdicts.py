@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any, Literal
 
 from autograd_conformance.program import Program
+from autograd_conformance.scene import Scene, parse
 
 
 class Verdict(StrEnum):
@@ -58,7 +59,7 @@ class Counterexample:
     """A program that breaks a promise.
 
     Attributes:
-        program: the smallest one found.
+        program: the smallest one found, or scene, with the lines of its script.
         violation: what it shows.
         raised: indices of the statements that raised when it ran, as they should or not.
         found: digest of the program as it was drawn.
@@ -68,7 +69,7 @@ class Counterexample:
 
     """
 
-    program: Program
+    program: Program | Scene
     violation: Violation
     raised: tuple[int, ...] = ()
     found: str = ""
@@ -88,7 +89,7 @@ class Counterexample:
         return cls(
             **plain
             | {
-                "program": Program.from_json(plain["program"]),
+                "program": parse(plain["program"]),
                 "violation": Violation(**plain["violation"]),
                 "raised": tuple(plain["raised"]),
                 "changes": tuple(plain["changes"]),

@@ -8,6 +8,7 @@ import re
 from autograd_conformance.program import Program
 from autograd_conformance.reports.statements import line_source, statement_source
 from autograd_conformance.reports.text import labelled
+from autograd_conformance.scene import Scene
 from autograd_conformance.verdicts import Counterexample, Violation
 
 __all__ = ["program_source", "repro", "repro_name", "statement_source"]
@@ -34,17 +35,23 @@ def repro(example: Counterexample, sentence: str, source: str, device: str = "cp
 
     """
     violation = example.violation
-    statements = example.program.statements
+    statements = _lines(example.program, device)
     lines = [*_header(example, sentence, source, device), "", "import torch", *([setup] if setup else []), ""]
     for index, statement in enumerate(statements[: violation.at]):
-        lines += _guarded(line_source(index, statement, device), index in example.raised)
+        lines += _guarded(statement, index in example.raised)
     lines += [violation.before] if violation.before else []
-    judged = _bound(line_source(violation.at, statements[violation.at], device), violation)
+    judged = _bound(statements[violation.at], violation)
     if violation.check == "raises" and not violation.probe:
         lines += _attempt(judged)
     else:
         lines += [*_guarded(judged, violation.at in example.raised), "", *_look(violation)]
     return "\n".join([*lines, *_verdict(violation), ""])
+
+
+def _lines(program: Program | Scene, device: str) -> list[str]:
+    if isinstance(program, Scene):
+        return list(program.lines)
+    return [line_source(index, statement, device) for index, statement in enumerate(program)]
 
 
 def _bound(line: str, violation: Violation) -> str:
@@ -77,11 +84,15 @@ def _header(example: Counterexample, sentence: str, source: str, device: str) ->
 def _guarded(line: str, raises: bool) -> list[str]:
     if not raises:
         return [line]
-    return ["try:", f"    {line}", "except RuntimeError:", "    pass  # not the fault in question"]
+    return ["try:", *_indented(line), "except Exception:", "    pass  # not the fault in question"]
+
+
+def _indented(text: str) -> list[str]:
+    return [f"    {line}" for line in text.splitlines()]
 
 
 def _attempt(line: str) -> list[str]:
-    return ["", "seen = None", "try:", f"    {line}", "except Exception as error:", "    seen = error", ""]
+    return ["", "seen = None", "try:", *_indented(line), "except Exception as error:", "    seen = error", ""]
 
 
 def _look(violation: Violation) -> list[str]:
