@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 import torch
 
+from autograd_conformance import claims
 from autograd_conformance.faults import base
 from autograd_conformance.faults.words import FAULTS, Fault, plant
 
 pytestmark = pytest.mark.fast
 
-AREAS = {"requires-grad", "leaf", "grad", "detach", "free", "backward", "agrad"}
+AREAS = set(claims.AREAS)
 REAL = [fault for fault in FAULTS.values() if not fault.null]
 NULLS = [fault for fault in FAULTS.values() if fault.null]
 PASSED = "passed"

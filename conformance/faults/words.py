@@ -1,12 +1,20 @@
-"""The zoo: every fault by name, and how to plant one."""
+"""The zoo: every fault by name, and how to plant one. Each module of this folder that is not named below has faults."""
 
 from __future__ import annotations
 
-from autograd_conformance.faults import accumulate, formulas, leaves, passes, recording, seeds, severed
+import importlib
+import pkgutil
+from pathlib import Path
+
 from autograd_conformance.faults.base import ZOO, Fault, fault
 
+_OTHERS = ("__main__", "base", "plant", "words")
+MODULES = tuple(
+    importlib.import_module(f"autograd_conformance.faults.{module.name}")
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)])
+    if module.name not in _OTHERS
+)
 FAULTS: dict[str, Fault] = ZOO
-MODULES = (accumulate, formulas, leaves, passes, recording, seeds, severed)
 
 __all__ = ["FAULTS", "MODULES", "Fault", "fault", "plant"]
 
