@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,7 @@ class _Model:
         self.live = self.due.tensors
         self.noise = noise
         self.wrote = False
+        self.touched = False
 
     def step(self, at: int, statement: Statement) -> None:
         if self.wrote and any(_stale(self.live[name]) for name in reads(statement)):
@@ -109,9 +111,8 @@ class _Model:
     def _apply(self, at: int, s: Apply) -> None:
         op = OPS[s.op]
         inputs = tuple([self.live[name] for name in s.args])
-        params = dict(s.params)
-        recipe = Recipe(op, inputs, params, self.noise)
-        shapes = op.shapes([t.shape for t in inputs], **params) if self.trusted else _shapes(recipe.work_out())
+        recipe = Recipe(op, inputs, dict(s.params), self.noise)
+        shapes = op.shapes([t.shape for t in inputs], **recipe.params) if self.trusted else _shapes(recipe.work_out())
         if len(shapes) != len(s.outs):
             raise InvalidProgram(f"{s.op} gives {len(shapes)} outputs, not {len(s.outs)}")
         dtypes = op.dtypes([(t.dtype, t.shape) for t in inputs])
@@ -121,31 +122,33 @@ class _Model:
             dtypes = (dtypes,) * len(shapes)
         records = op.vjp is not None and not s.no_grad and True in [t.requires_grad for t in inputs]
         node = self._record(at, recipe) if records else None
-        view = op.kind == "view" or op.name in SPLITS
+        base = inputs[0] if op.kind == "view" or op.name in SPLITS else None
         outs = []
         for slot, name in enumerate(s.outs):
             maker = node if dtypes[slot] in FLOATS else None
-            storage = inputs[0].storage if view else Storage()
-            out = Paper(name, shapes[slot], dtypes[slot], None, maker is not None, storage, maker, slot, view)
-            out.own_counter, out.recipe = inputs[0].own_counter if view else None, recipe
-            self._put(out)
+            storage, counter = (Storage(), None) if base is None else (base.storage, base.own_counter)
+            tracked, view = maker is not None, base is not None
+            out = Paper(name, shapes[slot], dtypes[slot], None, tracked, storage, maker, slot, view, counter, recipe)
+            self.live[name] = out
+            self.due.made[name] = (tracked, not tracked)
             outs.append(out)
         if node is not None:
             node.outs = tuple(outs)
 
     def _record(self, at: int, recipe: Recipe) -> Node:
         inputs = recipe.inputs
-        node = Node(at, len(self.due.nodes), recipe.op, recipe.params, inputs, recipe)
-        node.edges = tuple([(t.node or t) if t.requires_grad else None for t in inputs])
-        node.slots = tuple([t.slot for t in inputs])
+        edges = tuple([(t.node or t) if t.requires_grad else None for t in inputs])
+        slots = tuple([t.slot for t in inputs])
+        node = Node(at, len(self.due.nodes), recipe.op, recipe.params, inputs, recipe, edges, slots)
         node.unsure = self.wrote and True in [_stale(t) for t in inputs]
         self.due.nodes[at] = node
         return node
 
-    def _settle_values(self) -> None:
-        """Work out all numbers before some of them change."""
+    def _settle_values(self, storage: Storage) -> None:
+        """Work out what lies in some memory or is made from it, before the numbers there change."""
         for t in self.live.values():
-            _ = t.value
+            if t.waits_for(storage):
+                _ = t.value
 
     def _rewrap(self, s: Rewrap) -> None:
         _, shares, tracked = REWRAPS[s.how]
@@ -177,12 +180,13 @@ class _Model:
             return
         _ = t.value  # which is that of its slot
         t.node, t.slot, t.requires_grad, t.detached_at = None, 0, False, at
+        self.touched = True
 
     def _write(self, at: int, s: Write) -> None:
         t = self.live[s.arg]
-        self._settle_values()
-        t.storage.writes.append((at, t.counter))
-        self.wrote = True
+        self._settle_values(t.storage)
+        t.storage.writes += ((at, t.counter),)
+        self.wrote = self.touched = True
         for other in set(self.live.values()):  # one tensor may have two names
             if other.storage is t.storage:
                 other.known = other.value * 2.0
@@ -193,9 +197,10 @@ class _Model:
         if t.requires_grad and s.value.dtype not in FLOATS:
             self.due.refused[at] = "dtype"
             return
-        self._settle_values()
+        self._settle_values(t.storage)
         t.known = np.array(s.value.values, dtype=np.float64).reshape(s.value.shape)
-        t.storage, t.own_counter = Storage(writes=[(at, None)]), None
+        t.storage, t.own_counter = Storage(writes=((at, None),)), None
+        self.touched = True
 
     # --- passes ---------------------------------------------------------------------------------------------------
 
@@ -226,11 +231,12 @@ class _Model:
     def _start(self, s: Pass, targets: Sequence[Paper] | None) -> PassDue:
         """What the arguments alone decide."""
         roots = [self.live[name] for name in s.roots]
-        if targets and not all(t.requires_grad for t in targets):
+        if targets and False in [t.requires_grad for t in targets]:
             return PassDue(raises=True, why="input")
-        if any(r.requires_grad and seed is None and prod(r.shape) != 1 for r, seed in zip(roots, s.seeds, strict=True)):
-            return PassDue(raises=True, why="nonscalar")
-        if not all(r.requires_grad for r in roots):
+        for root, seed in zip(roots, s.seeds, strict=True):
+            if seed is None and root.requires_grad and prod(root.shape) != 1:
+                return PassDue(raises=True, why="nonscalar")
+        if False in [r.requires_grad for r in roots]:
             return PassDue(raises=True, why="untracked")
         return PassDue()
 
@@ -238,9 +244,11 @@ class _Model:
         roots = [self.live[name] for name in s.roots]
         due.executed = executed = executed_nodes(roots, targets)
         due.again = [node for node in executed if node.freed]
-        due.unsure = any(node.unsure for node in executed) or any(_stale(t) for t in (*roots, *(targets or ())))
-        _look_for_writes(due)
-        perhaps = _perhaps_executed(s, targets or (), executed)
+        due.unsure = True in [node.unsure for node in executed]
+        if self.touched:
+            due.unsure = due.unsure or any(_stale(t) for t in (*roots, *(targets or ())))
+            _look_for_writes(due)
+        perhaps = _perhaps_executed(s, targets, executed) if targets else []
         due.unsure = due.unsure or any(node.freed or node.unsure or _touched_since(node) for node in perhaps)
         arrived = self._propagate(roots, s.seeds, executed, targets)
         retain = s.create_graph if s.retain_graph is None else s.retain_graph
@@ -261,35 +269,37 @@ class _Model:
     ) -> list[tuple[Paper, Array]]:
         """Cotangents, newest node first. Returns what arrived at the leaves, or at the targets."""
         inbox: dict[tuple[int, int], Array] = {}
-
-        def send(edge: Node | Paper, slot: int, g: Array) -> None:
-            key = (id(edge), slot)
-            known = inbox.get(key)
-            inbox[key] = g if known is None else known + g
-
         for root, seed in zip(roots, seeds, strict=True):
             g = np.ones(root.shape) if seed is None else np.array(seed.values, dtype=np.float64).reshape(seed.shape)
             if g.shape != root.shape:
                 raise InvalidProgram(f"seed of shape {g.shape} for root of shape {root.shape}")
-            send(root.node or root, root.slot, g)
+            _send(inbox, root.node or root, root.slot, g)
         leaves: dict[int, Paper] = {id(r): r for r in roots if r.node is None}
         for node in executed:
             for edge, slot, part in zip(node.edges, node.slots, pull(node, inbox, self.noise), strict=True):
                 if edge is not None:
-                    send(edge, slot, part)
-                    if isinstance(edge, Paper):
+                    _send(inbox, edge, slot, part)
+                    if type(edge) is Paper:
                         leaves[id(edge)] = edge
         wanted = leaves.values() if targets is None else targets
         reached = [(t, inbox.get((id(t.node or t), t.slot))) for t in wanted]
         return [(t, g) for t, g in reached if g is not None]
 
 
+def _send(inbox: dict[tuple[int, int], Array], edge: Node | Paper, slot: int, g: Array) -> None:
+    key = (id(edge), slot)
+    known = inbox.get(key)
+    inbox[key] = g if known is None else known + g
+
+
 def pull(node: Node, inbox: dict[tuple[int, int], Array], noise: Noise | None = None) -> Sequence[Array]:
     """Cotangents of a node's inputs from those of its outputs; an output that none reached counts as zero."""
     vjp, result, values = node.op.vjp, node.recipe.work_out(), node.recipe.values or ()
     assert vjp is not None
-    gs = [inbox.get((id(node), slot)) for slot in range(len(node.outs))]
-    full = [np.zeros(out.shape) if g is None else g for g, out in zip(gs, node.outs, strict=True)]
+    full = []
+    for slot, out in enumerate(node.outs):
+        g = inbox.get((id(node), slot))
+        full.append(np.zeros(out.shape) if g is None else g)
     if noise is not None:
         full = [noise(g, out.dtype) for g, out in zip(full, node.outs, strict=True)]
         values = tuple(noise(v, t.dtype) for v, t in zip(values, node.inputs, strict=True))
@@ -310,22 +320,23 @@ def _shapes(result: Any) -> tuple[Shape, ...]:
 
 def executed_nodes(roots: Sequence[Paper], targets: Sequence[Paper] | None = None) -> list[Node]:
     """Nodes that a pass runs, newest first: those on a path from a root to a leaf, or to a target if there are any."""
-    seen: dict[int, Node] = {}
+    reached: set[Node] = set()
     pending = [r.node for r in roots if r.node is not None]
     while pending:
         node = pending.pop()
-        if node.order not in seen:
-            seen[node.order] = node
+        if node not in reached:
+            reached.add(node)
             pending += [edge for edge in node.edges if type(edge) is Node]
+    nodes = sorted(reached, key=attrgetter("order"), reverse=True)
     if targets is None:
-        return [seen[order] for order in sorted(seen, reverse=True)]
-    wanted = {id(t.node or t) for t in targets}
-    for order in sorted(seen):  # oldest first: an edge leads to an older node
-        if wanted.isdisjoint(map(id, seen[order].edges)):
-            del seen[order]
-        else:
-            wanted.add(id(seen[order]))
-    return [seen[order] for order in sorted(seen, reverse=True)]
+        return nodes
+    wanted: set[Node | Paper | None] = {t.node or t for t in targets}
+    executed = []
+    for node in reversed(nodes):  # oldest first: an edge leads to an older node
+        if not wanted.isdisjoint(node.edges):
+            wanted.add(node)
+            executed.append(node)
+    return executed[::-1]
 
 
 def _perhaps_executed(s: Pass, targets: Sequence[Paper], executed: Sequence[Node]) -> list[Node]:

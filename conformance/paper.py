@@ -22,7 +22,7 @@ class Storage:
     says which counter a Parameter has, or what becomes of it when ``.data`` is assigned (counter None): ``doubtful``.
     """
 
-    writes: list[tuple[int, object]] = field(default_factory=list)
+    writes: tuple[tuple[int, object], ...] = ()
     doubtful: bool = False
 
 
@@ -39,10 +39,10 @@ class Paper:
     node: Node | None = None
     slot: int = 0
     is_view: bool = False
-    alias: str = ""
-    detached_at: int = -1
     own_counter: object = None
     recipe: Recipe | None = None
+    alias: str = ""
+    detached_at: int = -1
 
     @property
     def value(self) -> Array:
@@ -52,6 +52,12 @@ class Paper:
             result = self.recipe.work_out()
             self.known = np.asarray(result[self.slot] if isinstance(result, tuple) else result, dtype=np.float64)
         return self.known
+
+    def waits_for(self, storage: Storage) -> bool:
+        """Is it yet to be worked out, and lies in this memory or is made from it?"""
+        if self.known is not None or self.recipe is None:
+            return False
+        return self.storage is storage or True in [t.storage is storage for t in self.recipe.inputs]
 
     @property
     def counter(self) -> object:
@@ -79,7 +85,8 @@ class Recipe:
         """The result, as the table gives it; ``values`` are then those of the operands."""
         if self.values is None:
             noise = self.noise
-            self.values = tuple([t.value if noise is None else noise(t.value, t.dtype) for t in self.inputs])
+            values = [t.value for t in self.inputs] if noise is None else [noise(t.value, t.dtype) for t in self.inputs]
+            self.values = tuple(values)
             self.result = self.op.value(*self.values, **self.params)
         return self.result
 
@@ -94,9 +101,9 @@ class Node:
     params: dict[str, Any]
     inputs: tuple[Paper, ...]
     recipe: Recipe
+    edges: tuple[Node | Paper | None, ...]
+    slots: tuple[int, ...]
     outs: tuple[Paper, ...] = ()
-    edges: tuple[Node | Paper | None, ...] = ()
-    slots: tuple[int, ...] = ()
     freed: bool = False
     freed_by: int = -1
     unsure: bool = False

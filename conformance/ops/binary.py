@@ -62,9 +62,15 @@ def _arithmetic(name: str, call: str, value: Any, vjp: Any, **rules: Any) -> Op:
     return op(name, call, value, vjp, "binary", arity=2, **({"shapes": broadcast, "fits": broadcastable} | rules))
 
 
-def _ties(A: Any, x: Any, y: Any, larger: bool) -> np.ndarray:
+def _larger(A: Any, x: Any, y: Any) -> np.ndarray:
+    """1 where ``x`` is larger than ``y``, 0 where it is smaller, half where they are equal."""
     x, y = A.raw(x), A.raw(y)
-    return np.where(x == y, 0.5, (x > y) == larger)
+    return np.where(x == y, 0.5, x > y)
+
+
+def _chosen_vjp(A: Any, g: Any, x: Any, y: Any, share: Any) -> tuple[Any, Any]:
+    """VJP of a choice between ``x`` and ``y``, of which ``x`` has a share."""
+    return _both(A, x, y, g * share, g * (1.0 - share))
 
 
 ARITHMETIC: tuple[Op, ...] = (
@@ -81,10 +87,10 @@ ARITHMETIC: tuple[Op, ...] = (
                 lambda A, g, _, x, y: _both(A, x, y, g * y / (x * x + y * y), -(g * x) / (x * x + y * y)),
                 bounds=lambda r, _: (-1.6, 1.6), domain=lambda r: positive(r[1:])),
     _arithmetic("maximum", "torch.maximum({a}, {b})", np.maximum,
-                lambda A, g, _, x, y: _both(A, x, y, g * _ties(A, x, y, True), g * _ties(A, x, y, False)),
+                lambda A, g, _, x, y: _chosen_vjp(A, g, x, y, _larger(A, x, y)),
                 bounds=hull),
     _arithmetic("minimum", "torch.minimum({a}, {b})", np.minimum,
-                lambda A, g, _, x, y: _both(A, x, y, g * _ties(A, x, y, False), g * _ties(A, x, y, True)),
+                lambda A, g, _, x, y: _chosen_vjp(A, g, x, y, 1.0 - _larger(A, x, y)),
                 bounds=hull),
     _arithmetic("lerp", "torch.lerp({a}, {b}, 0.25)", lambda x, y: x + 0.25 * (y - x),
                 lambda A, g, _, x, y: _both(A, x, y, g * 0.75, g * 0.25), bounds=hull, same_dtype=True),

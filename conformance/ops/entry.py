@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
 from typing import Any, Literal
 
@@ -84,9 +84,12 @@ def same(shapes: Shapes, **_: Param) -> Shapes:
     return (shapes[0],)
 
 
+_broadcast = lru_cache(maxsize=4096)(np.broadcast_shapes)
+
+
 def broadcast(shapes: Shapes, **_: Param) -> Shapes:
     """The broadcast shape of all operands."""
-    return (np.broadcast_shapes(*shapes),)
+    return (_broadcast(*shapes),)
 
 
 def reduced(shapes: Shapes, *, dim: int, keepdim: bool = False, **_: Param) -> Shapes:
@@ -153,7 +156,7 @@ def broadcastable(shapes: Shapes, shape: Shape) -> bool:
     """Broadcasts with the operands before it, up to four dimensions."""
     if not shapes:
         return True
-    before = shapes[0] if len(shapes) == 1 else np.broadcast_shapes(*shapes)
+    before = shapes[0] if len(shapes) == 1 else _broadcast(*shapes)
     if before == shape:
         return True
     return all(m == n or 1 in (m, n) for m, n in zip(reversed(before), reversed(shape), strict=False))
