@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -23,7 +23,6 @@ from autograd_conformance.program import (
     Backward,
     DetachInPlace,
     Grad,
-    Leaf,
     Pass,
     Program,
     Rewrap,
@@ -51,8 +50,7 @@ Finding = Held | Violation
 Findings = Iterator[Finding]
 
 
-@dataclass(frozen=True, slots=True)
-class Made:
+class Made(NamedTuple):
     """A tensor: the statement that made it, what was due of it and what was seen."""
 
     at: int
@@ -62,8 +60,7 @@ class Made:
     statement: Statement
 
 
-@dataclass(frozen=True, slots=True)
-class PassCase:
+class PassCase(NamedTuple):
     """One pass: what was due and what was seen.
 
     ``must_raise`` is None where nothing is promised. ``judged`` means that it had to succeed and did, so that its
@@ -165,14 +162,12 @@ class Case:
     @cached_property
     def made(self) -> list[Made]:
         """All tensors in the order in which they were made."""
-        rows = []
+        rows, tensors = [], self.due.tensors
         for at, statement in enumerate(self.program):
-            if not isinstance(statement, Leaf | Apply | Rewrap):
-                continue
             for name in writes(statement):
                 seen = self.seen.made.get(name)
                 if seen is not None:
-                    rows.append(Made(at, name, seen, self.due.tensors[name], statement))
+                    rows.append(Made(at, name, seen, tensors[name], statement))
         return rows
 
     def rewrapped(self, *hows: str) -> Iterator[Made]:
@@ -186,7 +181,7 @@ class Case:
         rows, made = [], iter(self.made)
         current = next(made, None)
         for at, statement in enumerate(self.program):
-            if isinstance(statement, SetRequiresGrad | DetachInPlace) and at in self.seen.changed:
+            if at in self.seen.changed and isinstance(statement, SetRequiresGrad | DetachInPlace):
                 flags[statement.arg] = self.seen.changed[at]
             while current is not None and current.at == at:
                 if isinstance(statement, Apply):
@@ -236,13 +231,16 @@ class Case:
         """Names that a pass gives a gradient that is not all zero: where a wrong one would show."""
         known = self._carried.get(p.at)
         if known is None:
-            known = [name for name, delta in p.due.deltas.items() if name not in p.shared and np.any(delta)]
+            known = [name for name, g in p.due.deltas.items() if name not in p.shared and np.count_nonzero(g)]
             self._carried[p.at] = known
         return known
 
     @cached_property
     def _saved(self) -> Any:
-        return saved(self.program, self.device)
+        dues = self.due.passes.values()
+        again = {node.at for due in dues for node in due.again}
+        written = {at for due in dues for found, writers in due.written.items() for at in (found, *writers)}
+        return saved(self.program, self.device, again | written)
 
     def _must_raise(self, due: PassDue) -> bool | None:
         if due.raises:

@@ -5,12 +5,13 @@ Packing saved tensors switches the version check off, so it must not happen in t
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from autograd_conformance.program import Backward, DetachInPlace, Grad, Program, SetGrad, Write
+from autograd_conformance.program import Backward, DetachInPlace, Grad, Program, SetGrad, Write, reads, writes
 from autograd_conformance.runner import Runner, numbers, quiet, storage_of
 
 
@@ -31,27 +32,48 @@ class Saved:
     storage: dict[int, int] = field(default_factory=dict)
 
 
-def saved(program: Program, device: str) -> Saved:
-    """Ask torch which ops save tensors for backward.
+def saved(program: Program, device: str, asked: Collection[int]) -> Saved:
+    """Ask torch which of some statements save tensors for backward.
 
     A run of its own, without passes: packing switches the version check off, so it must not happen in the judged run.
     """
     found = Saved()
-    runner = Runner(device, values=False)
-    with quiet():
-        for at, statement in enumerate(program):
-            if isinstance(statement, Backward | Grad | SetGrad):
-                continue
-            packs: set[int] = set()
+    runner = _Blind(device, values=False)
+    packs: set[int] = set()
 
-            def pack(t: torch.Tensor, packs: set[int] = packs) -> torch.Tensor:
-                packs.add(storage_of(t))
-                return t
+    def pack(t: torch.Tensor) -> torch.Tensor:
+        packs.add(storage_of(t))
+        return t
 
-            with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-                runner.step(at, statement)
+    with quiet(), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        for at in _leading_to(program, asked):
+            statement = program.statements[at]
+            runner.step(at, statement)
             if packs:
-                found.packed[at] = packs
+                found.packed[at] = set(packs)
+                packs.clear()
             if isinstance(statement, Write | DetachInPlace) and statement.arg in runner.live:
                 found.storage[at] = storage_of(runner.live[statement.arg])
     return found
+
+
+class _Blind(Runner):
+    """Keeps tensors without looking at them."""
+
+    def _keep(self, name: str, t: torch.Tensor) -> None:
+        self.live[name] = t
+
+
+def _leading_to(program: Program, asked: Collection[int]) -> list[int]:
+    """Some statements, what they are made from, and all that changes tensors; passes and resets are left out."""
+    wanted: set[str] = set()
+    kept: list[int] = []
+    for at in range(len(program) - 1, -1, -1):
+        statement = program.statements[at]
+        if isinstance(statement, Backward | Grad | SetGrad):
+            continue
+        made = writes(statement)
+        if not made or at in asked or not wanted.isdisjoint(made):
+            wanted.update(reads(statement))
+            kept.append(at)
+    return kept[::-1]

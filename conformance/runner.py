@@ -35,6 +35,7 @@ from autograd_conformance.seen import Error, GradSeen, Seen, TensorSeen
 
 _DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "int64", "bool")}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_GRADIENTS = (Backward, Grad, SetGrad)  # statements after which a .grad may be another
 
 
 def run(program: Program, device: str, *, values: bool = True) -> Seen:
@@ -113,7 +114,7 @@ class Runner:
             self._failed(at, error)
         except Exception as error:  # noqa: BLE001 - whatever torch raises is an observation
             self._failed(at, error)
-        if isinstance(statement, Backward | Grad | SetGrad):
+        if isinstance(statement, _GRADIENTS):
             self._look_at_grads(at, statement)
 
     def _failed(self, at: int, error: Exception) -> None:
@@ -163,12 +164,11 @@ class Runner:
 
     def _keep(self, name: str, t: torch.Tensor) -> None:
         self.live[name] = t
-        seen = _look(t)
-        if seen.is_leaf:
+        grad = None
+        if t.is_leaf:
             self.leaves[name] = t
-            self.before[name] = t.grad
-            seen = seen._replace(grad_is_none=self.before[name] is None)
-        self.seen.made[name] = seen
+            self.before[name] = grad = t.grad
+        self.seen.made[name] = _look(t, grad)
 
     def _follow(self, name: str, t: torch.Tensor) -> None:
         """A tensor that became a leaf is watched from now on."""
@@ -342,14 +342,23 @@ class Runner:
         grads = [(f"{name}.grad", g) for name, g in self.before.items() if g is not None]
         if not grads:
             return
-        spans = [
-            (t.data_ptr(), _last_byte(t), name) for name, t in (*grads, *self.seeds, *self.watched.items()) if t.numel()
-        ]
+        spans = []
+        for name, t in (*grads, *self.seeds, *self.watched.items()):
+            size = t.nbytes
+            if size:
+                start = t.data_ptr()
+                spans.append((start, start + (size if t.is_contiguous() else _reach(t)), name))
         spans.sort()
-        for i, (start, _, name) in enumerate(spans):
-            for _, end, other in spans[:i]:
-                if start <= end and (name.endswith(".grad") or other.endswith(".grad")):
+        earlier: list[tuple[int, str]] = []
+        earlier_grads: list[tuple[int, str]] = []
+        for start, end, name in spans:
+            is_grad = name.endswith(".grad")
+            for stop, other in earlier if is_grad else earlier_grads:
+                if start < stop:
                     self.seen.overlaps.setdefault(at, []).append((other, name))
+            earlier.append((end, name))
+            if is_grad:
+                earlier_grads.append((end, name))
 
     def _look_for_kept_grads(self) -> None:
         for name, t in self.live.items():
@@ -364,9 +373,10 @@ def _grad_of(t: torch.Tensor) -> torch.Tensor | None:
         return None
 
 
-def _look(t: torch.Tensor) -> TensorSeen:
+def _look(t: torch.Tensor, grad: torch.Tensor | None = None) -> TensorSeen:
     dtype = _NAMES.get(t.dtype) or str(t.dtype)
-    return TensorSeen(t.requires_grad, t.is_leaf, t.grad_fn is not None, tuple(t.shape), dtype, t.stride())
+    has_grad_fn = t.grad_fn is not None
+    return TensorSeen(t.requires_grad, t.is_leaf, has_grad_fn, tuple(t.shape), dtype, t.stride(), grad is None)
 
 
 def numbers(t: torch.Tensor) -> Any:
@@ -384,11 +394,10 @@ def storage_of(t: torch.Tensor) -> int:
     return int(t.untyped_storage()._cdata)
 
 
-def _last_byte(t: torch.Tensor) -> int:
-    if t.is_contiguous():
-        return t.data_ptr() + t.nbytes - 1
-    reach = sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
-    return t.data_ptr() + (reach + 1) * t.element_size() - 1
+def _reach(t: torch.Tensor) -> int:
+    """Bytes from the first element of a tensor to the end of its last, gaps included."""
+    steps = sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
+    return (steps + 1) * t.element_size()
 
 
 # --- modes ------------------------------------------------------------------------------------------------------------

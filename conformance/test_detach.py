@@ -24,8 +24,11 @@ def test_never_requires_grad(case: Case) -> Findings:
 
 
 def _memory(case: Case, *hows: str) -> Findings:
+    wrapped = list(case.rewrapped(*hows))
+    if not wrapped:
+        return
     strides = {m.name: m.seen.stride for m in case.made}
-    for m in case.rewrapped(*hows):
+    for m in wrapped:
         arg = m.statement.arg  # type: ignore[union-attr]
         why = f"it is {arg} in another wrapping"
         if (m.at, "same memory") in case.seen.facts:
@@ -36,7 +39,7 @@ def _memory(case: Case, *hows: str) -> Findings:
         numbers = case.seen.values
         if (m.at, arg) in numbers and 0 not in m.paper.shape:
             yield case.judge(m.at, f"{m.name}.tolist()", numbers[m.at, arg], numbers[m.at, m.name], why)
-    sources = {m.name: m.statement.arg for m in case.rewrapped(*hows)}  # type: ignore[union-attr]
+    sources = {m.name: m.statement.arg for m in wrapped}  # type: ignore[union-attr]
     for at, s in case.at(Write):
         source = sources.get(s.arg)
         if source is None or (at, source) not in case.seen.values or 0 in case.due.tensors[source].shape:
