@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from math import prod
 
 from autograd_conformance.ops import FLOATS, LIMIT, MOST_DIMS, OPS, TABLE, Op
-from autograd_conformance.program import Apply, DetachInPlace, Rewrap, SetRequiresGrad, Statement
+from autograd_conformance.program import Apply, DetachInPlace, Rewrap, SetRequiresGrad, Shape, Statement
 from autograd_conformance.strategies.payload import Pool, Sketch, Slot
 
 MOST_ELEMENTS = 128
@@ -113,25 +113,24 @@ def _can_be_detached(s: Sketch) -> bool:
     return s.tracked and not (s.leaf or s.view)
 
 
-def _fits(op: Op, dtypes: tuple[str, ...], shapes: list[tuple[int, ...]], s: Sketch) -> bool:
-    return s.dtype in dtypes and op.fits(shapes, s.shape)
+_FIRST: dict[str, tuple[str, ...]] = {"float": FLOATS, "bool": ("bool",), "any": _ALL}
 
 
 def _operands(pool: Pool, slot: Slot, op: Op) -> list[Sketch] | None:
+    """Operands that fit, or None; the dtypes of the first are those that the op takes."""
     references = (slot.first, slot.second, slot.third)
-    wanted = op.arity if op.arity > 0 else 2 + slot.third % 2
+    dtypes = _FIRST[op.takes]
     chosen: list[Sketch] = []
-    shapes: list[tuple[int, ...]] = []
-    for i in range(wanted):
-        if i == 0 and op.takes != "float":
-            dtypes: tuple[str, ...] = ("bool",) if op.takes == "bool" else _ALL
+    shapes: list[Shape] = []
+    for reference in references[: op.arity if op.arity > 0 else 2 + slot.third % 2]:
+        for found in pool.candidates(reference):
+            if found.dtype in dtypes and op.fits(shapes, found.shape):
+                break
         else:
-            dtypes = (chosen[0].dtype,) if op.same_dtype and chosen else FLOATS
-        found = pool.pick(references[i], partial(_fits, op, dtypes, shapes))
-        if found is None:
             return None
         chosen.append(found)
         shapes.append(found.shape)
+        dtypes = (chosen[0].dtype,) if op.same_dtype else FLOATS
     return chosen
 
 
@@ -156,7 +155,7 @@ def _try_op(pool: Pool, slot: Slot, op: Op, name: str) -> Apply | None:
     if max(-low, high) > LIMIT:
         return None
     no_grad = 232 <= slot.flags < 240 and op.kind not in ("view", "several")
-    made = Apply(names_of(name, len(outs)), op.name, tuple(s.name for s in operands), tuple(params.items()), no_grad)
+    made = Apply(names_of(name, len(outs)), op.name, tuple([s.name for s in operands]), tuple(params.items()), no_grad)
     _sketch_outputs(pool, slot, op, operands, outs, made, (low, high))
     return made
 
@@ -175,17 +174,27 @@ def _sketch_outputs(
         dtypes = (dtypes,) * len(outs)
     tracked = not made.no_grad and op.vjp is not None and True in [s.tracked for s in operands]
     view = op.kind == "view" or op.name in ("unbind", "split", "chunk")
+    fresh = op.kind not in ("view", "several", "cast")
     depth = 1 + max([s.depth for s in operands])
-    tied = op.name in _TYING or True in [s.tied for s in operands] or len({s.shape for s in operands}) > 1
-    tied = tied or (len(set(map(id, operands))) < len(operands) and op.kind in ("join", "contraction"))
+    tied = _ties(op, operands)
+    low, high = bounds
     for s in operands:
         s.uses += 1
     for i, (out, shape, dtype) in enumerate(zip(made.outs, outs, dtypes, strict=True)):
         floating = dtype in FLOATS
-        key = (slot.key + 31 * i) % 256
-        sketch = Sketch(out, key, shape, dtype, *bounds, tracked and floating, view=view, op=op.name)
-        sketch.depth = depth if sketch.tracked else 0
-        sketch.tied = tied
-        sketch.leaf = not sketch.tracked
-        sketch.writable = op.kind not in ("view", "several", "cast") and floating
+        recorded, key = tracked and floating, (slot.key + 31 * i) % 256
+        sketch = Sketch(out, key, shape, dtype, low, high, recorded, not recorded, view)
+        sketch.writable, sketch.tied, sketch.op = fresh and floating, tied, op.name
+        sketch.depth = depth if recorded else 0
         pool.add(sketch)
+
+
+def _ties(op: Op, operands: Sequence[Sketch]) -> bool:
+    """May the op give equal elements or zeros, or hand them on?"""
+    if op.name in _TYING or True in [s.tied for s in operands]:
+        return True
+    if len(operands) == 1:
+        return False
+    if op.kind in ("join", "contraction") and len(set(map(id, operands))) < len(operands):
+        return True
+    return len({s.shape for s in operands}) > 1

@@ -77,11 +77,13 @@ class Pool:
 
     def pick(self, reference: int, fits: Callable[[Sketch], bool]) -> Sketch | None:
         """The first tensor at or after ``reference`` on the ring that fits; low references try the newest first."""
-        if reference < 112 and self.newest is not None and fits(self.newest):
-            return self.newest
-        start, count = bisect_left(self.keys, reference), len(self.ring)
-        for i in range(count):
-            sketch = self.ring[(start + i) % count]
+        for sketch in self.candidates(reference):
             if fits(sketch):
                 return sketch
         return None
+
+    def candidates(self, reference: int) -> list[Sketch]:
+        """All tensors in the order in which a reference tries them."""
+        start = bisect_left(self.keys, reference)
+        around = self.ring[start:] + self.ring[:start]
+        return [self.newest, *around] if reference < 112 and self.newest is not None else around
