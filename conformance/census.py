@@ -49,6 +49,26 @@ FLOORS: dict[str, tuple[str, float]] = {
     "deep": ("a path of five nodes or more", 0.10),
 }
 
+# The same for the graphs of scenes, which are smaller and have no passes of their own.
+SCENE_FLOORS: dict[str, float] = {
+    "0-dim": 0.15,
+    "size 1": 0.25,
+    "empty": 0.03,
+    "float32": 0.10,
+    "mixed dtypes": 0.05,
+    "broadcast": 0.10,
+    "reused": 0.30,
+    "used twice by one op": 0.05,
+    "diamond": 0.10,
+    "mixed requires_grad": 0.30,
+    "non-contiguous leaf": 0.15,
+    "permuted leaf": 0.05,
+    "expanded leaf": 0.05,
+    "view": 0.25,
+    "several outputs": 0.10,
+    "detach": 0.05,
+}
+
 
 def words(program: Program, due: Due) -> set[str]:
     """What occurs in a program. Tensors count where a gradient passes or arrives that is not all zero."""
@@ -71,6 +91,23 @@ def words(program: Program, due: Due) -> set[str]:
     if empty_runs:
         found.add("empty")
     found.update(f"op {node.op.name}" for node in executed.values())
+    return found
+
+
+def graph_words(program: Program, due: Due) -> set[str]:
+    """What occurs in a graph without passes: in all that is recorded, for the lines of a claim may differentiate any of it."""
+    found = set(_arguments(program))
+    nodes = sorted(due.nodes.values(), key=lambda node: -node.order)
+    found.update(_shape_of_paths(nodes))
+    leaves = [s for s in program if isinstance(s, Leaf)]
+    if len({s.requires_grad for s in leaves}) > 1:
+        found.add("mixed requires_grad")
+    for s in leaves:
+        if s.requires_grad and s.layout in ("permuted", "strided", "expanded"):
+            found.update(("non-contiguous leaf", f"{s.layout} leaf"))
+    if any(not prod(out.shape) for node in nodes for out in node.outs):
+        found.add("empty")
+    found.update(f"op {node.op.name}" for node in nodes)
     return found
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from autograd_conformance.adapt import Changes, adapt
 from autograd_conformance.blame import GENERAL
-from autograd_conformance.census import words
+from autograd_conformance.census import graph_words, words
 from autograd_conformance.compare import Case
 from autograd_conformance.devices import Device
 from autograd_conformance.judge import ClaimCheck, judge, violations_of
@@ -22,10 +22,9 @@ from autograd_conformance.program import Program
 from autograd_conformance.reduce import Reducer
 from autograd_conformance.scene import Scene
 from autograd_conformance.scenes import SceneCheck, reduced, stage
-from autograd_conformance.strategies import scenes as scene_payload
 from autograd_conformance.strategies.drawing import draw
 from autograd_conformance.strategies.programs import decode
-from autograd_conformance.strategies.scenes import decode_scene
+from autograd_conformance.strategies.scenes import PAYLOAD, decode_scene
 from autograd_conformance.verdicts import Violation
 
 AnyCheck = ClaimCheck | SceneCheck
@@ -158,7 +157,7 @@ class Scenes:
 
     def draw(self, family: str, count: int, seed: int) -> list[Work]:
         """Scenes of the family's own: the seed is mixed with its name."""
-        payloads = draw(count, seed ^ zlib.crc32(family.encode()), scene_payload.PAYLOAD)
+        payloads = draw(count, seed ^ zlib.crc32(family.encode()), PAYLOAD)
         return [decode_scene(payload) for payload in payloads]
 
     def adapt(self, work: Scene, device: Device) -> tuple[Work, Changes]:
@@ -169,9 +168,9 @@ class Scenes:
     def judge(self, work: Scene, device: Device, checks: Sequence[SceneCheck], *, examine: bool) -> Judged:
         """Each claim writes its script and runs it."""
         del examine
-        judged = Judged({})
         with np.errstate(all="ignore"):
             due = predict(work.graph, trusted=True)
+            judged = Judged({}, graph_words(work.graph, due))
             for check in checks:
                 staged = stage(check, work, device, due)
                 judged.found[check.claim] = staged.count, list(staged.violations)

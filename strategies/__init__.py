@@ -1,5 +1,5 @@
-"""What can be built: Hypothesis strategies for shapes, leaves, graphs and whole programs."""
+"""What can be built: Hypothesis strategies for shapes, leaves, graphs, whole programs and scenes."""
 
-from autograd_conformance.strategies.drawing import graphs, leaves, programs, shape_pairs, shapes
+from autograd_conformance.strategies.drawing import graphs, leaves, programs, scenes, shape_pairs, shapes
 
-__all__ = ["graphs", "leaves", "programs", "shape_pairs", "shapes"]
+__all__ = ["graphs", "leaves", "programs", "scenes", "shape_pairs", "shapes"]

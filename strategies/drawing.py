@@ -13,9 +13,12 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from autograd_conformance.program import Program, Shape
+from autograd_conformance.scene import Scene
 from autograd_conformance.strategies.leaves import base_shape, varied
 from autograd_conformance.strategies.payload import FIELD, slot
 from autograd_conformance.strategies.programs import CLOSINGS, LEAVES, NODES, PAYLOAD, decode
+from autograd_conformance.strategies.scenes import PAYLOAD as SCENE
+from autograd_conformance.strategies.scenes import decode_scene
 
 BATCH = 4  # payloads in one example: most of what an example costs is Hypothesis' own bookkeeping
 
@@ -55,6 +58,11 @@ def programs(*, leaves: int = LEAVES, nodes: int = NODES, closings: int = CLOSIN
     """
     sized = partial(decode, leaves=leaves, nodes=nodes, closings=closings)
     return _payloads(1 + leaves + nodes + closings).map(sized)
+
+
+def scenes() -> SearchStrategy[Scene]:
+    """Scenes: a small graph, and dials for the lines that a claim adds. Shrinks to one leaf and dials of 0."""
+    return st.binary(min_size=SCENE, max_size=SCENE).map(decode_scene)
 
 
 def graphs(*, leaves: int = LEAVES, nodes: int = NODES) -> SearchStrategy[Program]:
