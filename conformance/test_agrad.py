@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from autograd_conformance.compare import HELD, Case, Findings, PassCase
 from autograd_conformance.judge import claim
 from autograd_conformance.program import Grad
@@ -74,8 +76,14 @@ def test_result_not_tracked(case: Case) -> Findings:
             continue
         for i, returned in enumerate(case.seen.returned[p.at]):
             if returned is not None:
+                materialized = p.statement.materialize_grads and not np.any(p.due.deltas[p.statement.inputs[i]])
                 yield case.judge(
-                    p.at, f"g{p.at}[{i}].requires_grad", False, returned.requires_grad, "create_graph is not set"
+                    p.at,
+                    f"g{p.at}[{i}].requires_grad",
+                    False,
+                    returned.requires_grad,
+                    "create_graph is not set",
+                    mark="materialized" if materialized else "",
                 )
 
 
