@@ -39,6 +39,7 @@ SAMPLES = 24  # a tie is overlooked if all of them fall on the same side: once i
 FEW = 3  # for controls, where overlooking one costs precision and no false alarm
 UNSTABLE = 0.01  # a gradient that rounding moves by this share of its size is unspecified
 TIGHT = {"float32": 1e-4, "float64": 1e-9}
+LEAST = 1e-3  # gradients smaller than this are compared as if they were of this size
 
 
 class Held:
@@ -327,15 +328,18 @@ class Case:
         self, at: int, name: str, due: np.ndarray, after: GradSeen, probe: str, *, touched: bool
     ) -> Difference | None:
         seen = np.array(after.values, dtype=np.float64).reshape(after.shape)
+        apart = np.abs(seen - due)
+        if np.all(apart <= TIGHT[self._precision] * LEAST):
+            return None
         parts = (due, self.due.passes[at].deltas[name]) if touched else (due,)  # a sum may cancel
-        size = max(1e-3, *(float(np.max(np.abs(p), initial=0.0, where=np.isfinite(p))) for p in parts))
+        size = max(LEAST, *(float(np.max(np.abs(p), initial=0.0, where=np.isfinite(p))) for p in parts))
         tight = TIGHT[self._precision] * size
-        if np.all(np.abs(seen - due) <= tight):
+        if np.all(apart <= tight):
             return None
         moved = self._moved(at, name) if touched else np.zeros(due.shape)
         if not np.all(moved <= UNSTABLE * size):
             return None
-        far = ~(np.abs(seen - due) <= 8 * moved + tight) & np.isfinite(due)
+        far = ~(apart <= 8 * moved + tight) & np.isfinite(due)
         if not far.any():
             return None
         kind: DifferenceKind = "wrong" if touched else "unexpected"
@@ -368,7 +372,7 @@ class Case:
 
     def stable(self, at: int, name: str) -> bool:
         """Is a gradient specified: does rounding not move it visibly?"""
-        size = max(float(np.max(np.abs(self.due.passes[at].deltas[name]), initial=0.0)), 1e-3)
+        size = max(float(np.max(np.abs(self.due.passes[at].deltas[name]), initial=0.0)), LEAST)
         return bool(np.all(self._moved(at, name) <= UNSTABLE * size))
 
 

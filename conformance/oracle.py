@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from autograd_conformance.algebra import Plain
-from autograd_conformance.ops import FLOATS, OPS
+from autograd_conformance.ops import FLOATS, OPS, Op
 from autograd_conformance.paper import Array, Due, Node, Noise, Paper, PassDue, Recipe, Storage
 from autograd_conformance.program import (
     REWRAPS,
@@ -35,7 +35,7 @@ from autograd_conformance.program import (
     Shape,
     Statement,
     Write,
-    layout_source,
+    layout_view,
     reads,
 )
 
@@ -105,13 +105,15 @@ class _Model:
 
     def _leaf(self, s: Leaf) -> None:
         value = np.array(s.data.values, dtype=np.float64).reshape(s.data.shape)
-        _, view = layout_source(s)
-        self._put(Paper(s.name, s.data.shape, s.data.dtype, value, s.requires_grad, Storage(), is_view=bool(view)))
+        view = bool(layout_view(s))
+        self._put(Paper(s.name, s.data.shape, s.data.dtype, value, s.requires_grad, Storage(), is_view=view))
 
     def _apply(self, at: int, s: Apply) -> None:
         op = OPS[s.op]
         inputs = tuple([self.live[name] for name in s.args])
-        recipe = Recipe(op, inputs, dict(s.params), self.noise)
+        records = op.vjp is not None and not s.no_grad and True in [t.requires_grad for t in inputs]
+        node = self._record(at, op, inputs, dict(s.params)) if records else None
+        recipe = node or Recipe(op, inputs, dict(s.params), self.noise)
         shapes = op.shapes([t.shape for t in inputs], **recipe.params) if self.trusted else _shapes(recipe.work_out())
         if len(shapes) != len(s.outs):
             raise InvalidProgram(f"{s.op} gives {len(shapes)} outputs, not {len(s.outs)}")
@@ -120,8 +122,6 @@ class _Model:
             raise InvalidProgram(f"{s.op} of what has that dtype already is no op")
         if isinstance(dtypes, str):
             dtypes = (dtypes,) * len(shapes)
-        records = op.vjp is not None and not s.no_grad and True in [t.requires_grad for t in inputs]
-        node = self._record(at, recipe) if records else None
         base = inputs[0] if op.kind == "view" or op.name in SPLITS else None
         outs = []
         for slot, name in enumerate(s.outs):
@@ -135,11 +135,10 @@ class _Model:
         if node is not None:
             node.outs = tuple(outs)
 
-    def _record(self, at: int, recipe: Recipe) -> Node:
-        inputs = recipe.inputs
+    def _record(self, at: int, op: Op, inputs: tuple[Paper, ...], params: dict[str, Any]) -> Node:
         edges = tuple([(t.node or t) if t.requires_grad else None for t in inputs])
         slots = tuple([t.slot for t in inputs])
-        node = Node(at, len(self.due.nodes), recipe.op, recipe.params, inputs, recipe, edges, slots)
+        node = Node(op, inputs, params, self.noise, at=at, order=len(self.due.nodes), edges=edges, slots=slots)
         node.unsure = self.wrote and True in [_stale(t) for t in inputs]
         self.due.nodes[at] = node
         return node
@@ -294,7 +293,7 @@ def _send(inbox: dict[tuple[int, int], Array], edge: Node | Paper, slot: int, g:
 
 def pull(node: Node, inbox: dict[tuple[int, int], Array], noise: Noise | None = None) -> Sequence[Array]:
     """Cotangents of a node's inputs from those of its outputs; an output that none reached counts as zero."""
-    vjp, result, values = node.op.vjp, node.recipe.work_out(), node.recipe.values or ()
+    vjp, result, values = node.op.vjp, node.work_out(), node.values or ()
     assert vjp is not None
     full = []
     for slot, out in enumerate(node.outs):

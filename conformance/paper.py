@@ -92,17 +92,13 @@ class Recipe:
 
 
 @dataclass(eq=False, slots=True)
-class Node:
-    """A recorded op: what a backward pass needs of it."""
+class Node(Recipe):
+    """A recorded op: what a backward pass needs of it, besides how its result comes about."""
 
-    at: int
-    order: int
-    op: Op
-    params: dict[str, Any]
-    inputs: tuple[Paper, ...]
-    recipe: Recipe
-    edges: tuple[Node | Paper | None, ...]
-    slots: tuple[int, ...]
+    at: int = -1
+    order: int = -1
+    edges: tuple[Node | Paper | None, ...] = ()
+    slots: tuple[int, ...] = ()
     outs: tuple[Paper, ...] = ()
     freed: bool = False
     freed_by: int = -1

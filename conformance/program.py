@@ -276,22 +276,32 @@ def layout_source(leaf: Leaf) -> tuple[Constant, str]:
 
     The view source is empty for contiguous memory. A layout that a shape cannot have (0-dim, say) is contiguous.
     """
-    data, shape = leaf.data, leaf.data.shape
-    layout = leaf.layout if shape else "contiguous"
-    if layout == "permuted" and len(shape) > 1:
-        order = tuple(reversed(range(len(shape))))
+    view, data, shape = layout_view(leaf), leaf.data, leaf.data.shape
+    if not view:
+        return data, ""
+    if leaf.layout == "permuted":
         moved = tuple(_permuted(data.values, shape))
-        return Constant(tuple(reversed(shape)), data.dtype, moved), f".permute({order})"
-    if layout == "strided":
+        return Constant(tuple(reversed(shape)), data.dtype, moved), view
+    if leaf.layout == "strided":
         spread = tuple(v for value in data.values for v in (value, 0.0))
-        return Constant((*shape[:-1], shape[-1] * 2), data.dtype, spread), "[..., ::2]"
-    if layout == "offset":
+        return Constant((*shape[:-1], shape[-1] * 2), data.dtype, spread), view
+    if leaf.layout == "offset":
         row = (0.0,) * prod(shape[1:])
-        return Constant((shape[0] + 1, *shape[1:]), data.dtype, row + data.values), "[1:]"
-    if layout == "expanded" and shape[0] > 1:
-        row = data.values[: prod(shape[1:])]
-        return Constant((1, *shape[1:]), data.dtype, row), f".expand({shape})"
-    return data, ""
+        return Constant((shape[0] + 1, *shape[1:]), data.dtype, row + data.values), view
+    row = data.values[: prod(shape[1:])]
+    return Constant((1, *shape[1:]), data.dtype, row), view
+
+
+def layout_view(leaf: Leaf) -> str:
+    """The source of the view alone."""
+    shape = leaf.data.shape
+    if not shape or leaf.layout == "contiguous":
+        return ""
+    if leaf.layout == "permuted":
+        return f".permute({tuple(reversed(range(len(shape))))})" if len(shape) > 1 else ""
+    if leaf.layout == "expanded":
+        return f".expand({shape})" if shape[0] > 1 else ""
+    return "[..., ::2]" if leaf.layout == "strided" else "[1:]"
 
 
 def _permuted(values: tuple[float, ...], shape: Shape) -> Iterator[float]:

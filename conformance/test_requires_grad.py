@@ -38,7 +38,7 @@ def test_propagates_any(case: Case) -> Findings:
         assert isinstance(s, Apply)
         if s.no_grad or made.paper.dtype not in FLOATS or not OPS[s.op].differentiable:
             continue
-        if any(t.requires_grad for t in operands):
+        if True in [t.requires_grad for t in operands]:
             yield case.judge(
                 made.at, f"{made.name}.requires_grad", True, made.seen.requires_grad, "an operand requires grad"
             )
@@ -55,7 +55,7 @@ def test_propagates_none(case: Case) -> Findings:
         assert isinstance(s, Apply)
         if made.paper.dtype not in FLOATS:
             continue
-        if s.no_grad or not any(t.requires_grad for t in operands):
+        if s.no_grad or True not in [t.requires_grad for t in operands]:
             why = "under no_grad nothing is recorded" if s.no_grad else "no operand requires grad"
             yield case.judge(made.at, f"{made.name}.requires_grad", False, made.seen.requires_grad, why)
             yield case.judge(made.at, f"{made.name}.grad_fn is not None", False, made.seen.has_grad_fn, why)

@@ -172,20 +172,22 @@ def _sketch_outputs(
     dtypes = op.dtypes([(s.dtype, s.shape) for s in operands])
     if isinstance(dtypes, str):
         dtypes = (dtypes,) * len(outs)
-    tracked = not made.no_grad and op.vjp is not None and True in [s.tracked for s in operands]
     view = op.kind == "view" or op.name in ("unbind", "split", "chunk")
     fresh = op.kind not in ("view", "several", "cast")
-    depth = 1 + max([s.depth for s in operands])
     tied = _ties(op, operands)
-    low, high = bounds
+    tracked, depth = False, 0
     for s in operands:
         s.uses += 1
+        tracked = tracked or s.tracked
+        depth = max(depth, s.depth)
+    tracked = tracked and not made.no_grad and op.vjp is not None
+    low, high = bounds
     for i, (out, shape, dtype) in enumerate(zip(made.outs, outs, dtypes, strict=True)):
         floating = dtype in FLOATS
         recorded, key = tracked and floating, (slot.key + 31 * i) % 256
         sketch = Sketch(out, key, shape, dtype, low, high, recorded, not recorded, view)
         sketch.writable, sketch.tied, sketch.op = fresh and floating, tied, op.name
-        sketch.depth = depth if recorded else 0
+        sketch.depth = depth + 1 if recorded else 0
         pool.add(sketch)
 
 
