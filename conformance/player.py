@@ -55,11 +55,16 @@ def play(script: Script, device: str) -> Played:
     return player.played
 
 
+def _numbers(t: torch.Tensor) -> Any:
+    """The numbers as nested lists; zeros that have no memory, as second derivatives may be, have to be cloned first."""
+    return (t.clone() if t._is_zerotensor() else t).tolist()
+
+
 class _Player:
     """One run of one script; ``names`` is what its lines see."""
 
     def __init__(self, device: str) -> None:
-        self.runner = Runner(device)
+        self.runner = Runner(device, values=False)  # only probes read numbers
         self.names: dict[str, Any] = {"torch": torch, "__name__": "script"}
         self.runner.live = self.names
         self.played = Played()
@@ -97,7 +102,7 @@ class _Player:
     def _see(self, check: Check) -> Any:
         try:
             value = eval(_probe(check.probe), self.names)  # noqa: S307 - as above
-            return value.tolist() if check.kind == "close" and isinstance(value, torch.Tensor) else value
+            return _numbers(value) if check.kind == "close" and isinstance(value, torch.Tensor) else value
         except Exception as error:  # noqa: BLE001 - a probe that raises has seen something
             return error.with_traceback(None)
 
