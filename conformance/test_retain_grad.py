@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 
 from autograd_conformance.paper import Array, Paper
+from autograd_conformance.program import SetRequiresGrad
 from autograd_conformance.reverse import Rewrite
 from autograd_conformance.scenes import scene
 from autograd_conformance.stage import Stage
@@ -31,9 +32,9 @@ def test_populates(s: Stage) -> None:
 def test_leaf_noop(s: Stage) -> None:
     """retain_grad() on leaves leaves them as they are, however often it is called and whatever else is retained."""
     root = s.root(interior=False)
-    leaves = s.some([t for t in s.leaves if t.requires_grad])
-    late = s.flip()
-    s.play_leaves() if not late else s.play()
+    late = s.flip() or any(isinstance(statement, SetRequiresGrad) for statement in s.scene.graph)
+    leaves = s.some([t for t in (s.tracked if late else s.leaves) if t.requires_grad and t.node is None])
+    s.play() if late else s.play_leaves()
     for t in leaves:
         for _ in range(s.number(1, 3)):
             s.do(f"{t.name}.retain_grad()")
@@ -136,7 +137,7 @@ def test_does_not_disturb(s: Stage) -> None:
     """The same pass with and without retained tensors gives the leaves the same bits."""
     root = s.root()
     inner = s.above(root, root_too=True)
-    leaves = [t for t in inner if t.node is None]
+    leaves = [t for t in inner if t.node is None and t.requires_grad]
     for t in inner:
         s.require(np.all(np.isfinite(t.value)))
     kept = s.some([t for t in inner if t.node is not None])
