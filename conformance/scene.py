@@ -122,6 +122,7 @@ class Check:
         because: why it is due.
         fragment: a part of the message that a raised error must have.
         telling: would a wrong result show? Without a telling check a scene is no evidence.
+        narrow: have the numbers been through float32, whatever the graph has?
 
     """
 
@@ -132,6 +133,7 @@ class Check:
     because: str
     fragment: str = ""
     telling: bool = True
+    narrow: bool = False
 
 
 @dataclass(frozen=True, slots=True)

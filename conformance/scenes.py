@@ -174,13 +174,14 @@ def _close_violation(
 ) -> Violation | None:
     exact: Array = due.due
     try:
-        got = np.array(seen, dtype=np.float64).reshape(exact.shape) if np.shape(seen) == exact.shape else None
+        fits = np.shape(seen) == exact.shape or np.size(seen) == exact.size == 0  # lists cannot say (0, 2)
+        got = np.array(seen, dtype=np.float64).reshape(exact.shape) if fits else None
     except (TypeError, ValueError):
         got = None
     tolerance = 0.0
     if got is not None:
         size = max(1e-3, float(np.max(np.abs(exact), initial=0.0, where=np.isfinite(exact))))
-        tight = TIGHT[_precision(scene, device)] * size
+        tight = TIGHT["float32" if due.narrow else _precision(scene, device)] * size
         if np.all(np.abs(got - exact) <= tight):
             return None
         moved = _moved(check, scene, device, number, exact)

@@ -53,6 +53,7 @@ class Stage:
     def __init__(self, scene: Scene, device: DeviceLike, *, noise: Noise | None = None, due: Due | None = None) -> None:
         self.scene, self.device, self.noise, self._due = scene, device, noise, due
         self.script = Script()
+        self.narrow = False  # set by whoever adds float32 of its own: the checks that follow allow for its rounding
         self._turned = 0
         self._names: dict[str, int] = {}
 
@@ -160,8 +161,8 @@ class Stage:
 
     @cached_property
     def differentiable(self) -> dict[str, Traced]:
-        """Every tensor as a value that can be differentiated to any order (noise does not enter here)."""
-        return traced(self.scene.graph)
+        """Every tensor as a value that can be differentiated to any order."""
+        return traced(self.scene.graph, self.noise)
 
     def derivative(self, root: Traced, seed: Any, wrt: Sequence[Traced]) -> list[Traced]:
         """Gradients as values that can be differentiated again; zeros where ``root`` does not depend."""
@@ -295,7 +296,7 @@ class Stage:
         self, probe: str, due: Any, kind: CheckKind, because: str, *, fragment: str = "", telling: bool = True
     ) -> int:
         at = len(self.script.items) - 1
-        self.script.checks.append(Check(at, probe, due, kind, because, fragment, telling))
+        self.script.checks.append(Check(at, probe, due, kind, because, fragment, telling, self.narrow))
         return at
 
 
