@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import CodeType
@@ -33,12 +34,12 @@ class Played:
 
 
 @lru_cache(maxsize=8192)
-def _code(text: str) -> CodeType:
+def code(text: str) -> CodeType:
     return compile(text, "<script>", "exec")
 
 
 @lru_cache(maxsize=8192)
-def _probe(text: str) -> CodeType:
+def probe(text: str) -> CodeType:
     return compile(text, "<probe>", "eval")
 
 
@@ -85,7 +86,7 @@ class _Player:
     def _do(self, at: int, item: Item) -> Exception | None:
         try:
             if isinstance(item, Line):
-                exec(_code(item.text), self.names)  # noqa: S102 - the text is that of our own claims
+                exec(code(item.text), self.names)  # noqa: S102 - the text is that of our own claims
             else:
                 self.runner.perform(at, item)
         except Exception as error:  # noqa: BLE001 - whatever torch raises is an observation
@@ -101,7 +102,7 @@ class _Player:
 
     def _see(self, check: Check) -> Any:
         try:
-            value = eval(_probe(check.probe), self.names)  # noqa: S307 - as above
+            value = eval(probe(check.probe), self.names)  # noqa: S307 - as above
             return _numbers(value) if check.kind == "close" and isinstance(value, torch.Tensor) else value
         except Exception as error:  # noqa: BLE001 - a probe that raises has seen something
             return error.with_traceback(None)
@@ -109,5 +110,6 @@ class _Player:
     def leave(self) -> None:
         """Break the cycles that gradients with a graph make."""
         for value in self.names.values():
-            if isinstance(value, torch.Tensor) and value.is_leaf:
-                value.grad = None
+            with contextlib.suppress(RuntimeError):  # some views cannot even be asked after a write to their base
+                if isinstance(value, torch.Tensor) and value.is_leaf:
+                    value.grad = None
