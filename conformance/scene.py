@@ -123,6 +123,7 @@ class Check:
         fragment: a part of the message that a raised error must have.
         telling: would a wrong result show? Without a telling check a scene is no evidence.
         narrow: have the numbers been through float32, whatever the graph has?
+        mark: a word for expectations to recognise its violations by.
 
     """
 
@@ -134,6 +135,7 @@ class Check:
     fragment: str = ""
     telling: bool = True
     narrow: bool = False
+    mark: str = ""
 
 
 @dataclass(frozen=True, slots=True)

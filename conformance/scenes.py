@@ -90,7 +90,8 @@ def stage(check: SceneCheck, scene: Scene, device: DeviceLike, due: Due | None =
         return Staged(0, (), 0, scene)
     played = play(script, device.name)
     found = [_violation(check, scene, device, script, played, number) for number in range(len(script.checks))]
-    violations = [v for v in found if v is not None] + list(_stray(check, script, played))
+    marked = [replace(v, mark=c.mark or v.mark) for v, c in zip(found, script.checks, strict=True) if v is not None]
+    violations = marked + list(_stray(check, script, played))
     excluded = 0
     if violations and _graph_is_wrong(scene.graph, device):
         excluded, violations = len(violations), []
@@ -253,7 +254,7 @@ def reduced(
     def shows(graph: Program, dials: tuple[int, ...]) -> Violation | None:
         try:
             staged = stage(check, Scene(graph, dials), device)
-        except InvalidProgram:
+        except (InvalidProgram, ValueError, IndexError):  # a smaller graph need not be one, and backward may find out
             return None
         return next((v for v in staged.violations if alike(staged.scene, v)), None)
 

@@ -54,6 +54,7 @@ class Stage:
         self.scene, self.device, self.noise, self._due = scene, device, noise, due
         self.script = Script()
         self.narrow = False  # set by whoever adds float32 of its own: the checks that follow allow for its rounding
+        self.mark = ""  # set by whoever knows that an implementation deviates: the checks that follow carry it
         self._turned = 0
         self._names: dict[str, int] = {}
 
@@ -296,7 +297,7 @@ class Stage:
         self, probe: str, due: Any, kind: CheckKind, because: str, *, fragment: str = "", telling: bool = True
     ) -> int:
         at = len(self.script.items) - 1
-        self.script.checks.append(Check(at, probe, due, kind, because, fragment, telling, self.narrow))
+        self.script.checks.append(Check(at, probe, due, kind, because, fragment, telling, self.narrow, self.mark))
         return at
 
 
