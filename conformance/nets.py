@@ -550,18 +550,26 @@ class Input:
     paper: Paper | None = None
 
 
-def entry(s: Stage, *, graph: bool = True, tracked: bool | None = None, shapes: Sequence[Shape] = SHAPES) -> Input:
+def entry(
+    s: Stage,
+    *,
+    graph: bool = True,
+    nodes: bool = True,
+    tracked: bool | None = None,
+    shapes: Sequence[Shape] = SHAPES,
+) -> Input:
     """Add the lines of an input: one that is made for it, or, if ``graph``, perhaps a tensor of the graph (3 dials).
 
     Args:
         s: the stage.
         graph: may a tensor of the graph be taken? Then the graph is played.
+        nodes: may it be the result of a recorded op? A pass then frees the graph.
         tracked: must the input require grad, or must it not; None: either.
         shapes: those to choose from.
 
     """
     if graph and s.flip():
-        fitting = [t for t in s.tensors if _usable(t) and tracked in (None, t.requires_grad)]
+        fitting = [t for t in s.tensors if _usable(t) and tracked in (None, t.requires_grad) and (nodes or t.node is None)]
         if fitting:
             t = s.choose(fitting[::-1])
             s.play()
