@@ -528,9 +528,11 @@ def nested(s: Stage, flat: Sequence[Layer]) -> tuple[Tree, str]:
     return s.choose(options)
 
 
-def network(s: Stage, name: str, x: Traced, dtype: str, *, most: int = 3, start: int = 0, last: int = 0) -> Net:
+def network(
+    s: Stage, name: str, x: Traced, dtype: str, *, least: int = 1, most: int = 3, start: int = 0, last: int = 0
+) -> Net:
     """A random network for an input: one Linear, or up to ``most`` layers in nested containers (2 + 2 x layers dials)."""
-    tree, kind = nested(s, layers(s, x, s.number(1, most), last=last, start=start))
+    tree, kind = nested(s, layers(s, x, s.number(least, most), last=last, start=start))
     return Net(s, name, tree, dtype, start=start, kind=kind)
 
 

@@ -37,10 +37,10 @@ class Pass:
         return f"{self.of.text.format(f'{net or self.net.name}({self.x.name})')}.backward()"
 
 
-def prepare(s: Stage, *, nodes: bool = True, tracked: bool | None = None, most: int = 3) -> Pass:
+def prepare(s: Stage, *, nodes: bool = True, tracked: bool | None = None, least: int = 1, most: int = 3) -> Pass:
     """An input, whose lines are added, a network and a loss."""
     x = entry(s, nodes=nodes, tracked=tracked)
-    net = network(s, s.name("net"), x.at, x.dtype, most=most)
+    net = network(s, s.name("net"), x.at, x.dtype, least=least, most=most)
     y = net(x.at)
     of = loss(s, y.shape, x.dtype)
     demand_clear(s, of, y, net)
@@ -131,9 +131,8 @@ def _words(s: Stage, net: Net, x: Input) -> tuple[Net, Input]:
 )
 def test_split(s: Stage) -> None:
     """A network split into two at any layer gives the output and the parameter gradients of the whole."""
-    it = prepare(s, nodes=False)
+    it = prepare(s, nodes=False, least=2)
     net = it.net
-    s.require(len(net.layers) > 1)
     it.build(s)
     s.do(it.backward())
     look_at_grads(s, net.parameters, it.total)
@@ -163,3 +162,120 @@ def _split(s: Stage, it: Pass, cut: int, *, copied: bool) -> None:
     s.close(f"{y}.detach()", it.y.value, "the two halves compute what the whole computes")
     s.do(f"{it.of.text.format(y)}.backward()")
     look_at_grads(s, parameters, root)
+
+
+# --- switching parameters off -----------------------------------------------------------------------------------------
+
+
+@scene("module.freeze-stops-own-grad")
+def test_freeze(s: Stage) -> None:
+    """What is switched off before the forward keeps .grad None, and nothing else changes."""
+    it = prepare(s, nodes=False)
+    net = it.net
+    it.build(s)
+    for number in range(s.number(1, 3)):
+        if number:
+            _reset(s, it)
+        off = part(s, net.parameters)
+        if not off and not it.x.requires_grad:
+            off = net.parameters[1:] or []
+        _switch(s, net, off, again=number > 0)
+        if len(off) == len(net.parameters) and not it.x.requires_grad:
+            s.false(f"{net.name}({it.x.name}).requires_grad", "everything is off, and the input does not require grad")
+            continue
+        s.do(it.backward())
+        look_at_grads(s, net.parameters, it.total, frozen=off)
+        look_at_input(s, it.x, it.total)
+
+
+def _reset(s: Stage, it: Pass) -> None:
+    """No gradients are left, and all parameters are on, so that the next pass starts anew."""
+    leaves = [leaf.name for leaf in s.leaves if leaf.requires_grad] if it.x.paper is not None else []
+    for name in [p.path for p in it.net.parameters] + (leaves or [it.x.name]):
+        s.do(f"{name}.grad = None")
+
+
+def _switch(s: Stage, net: Net, off: Sequence[Parameter], *, again: bool) -> None:
+    """Switch these off, one by one or all at once, and, if the network was used before, all others on."""
+    how = s.choose(OFF)
+    if again:
+        for p in net.parameters:
+            s.do(f"{p.path}.requires_grad_({p not in off})")
+    elif len(off) == len(net.parameters) and s.flip():
+        s.do(f"for p in {net.name}.parameters():\n    {how.format('p')}")
+    else:
+        for p in off:
+            s.do(how.format(p.path))
+
+
+@scene("module.freeze-passes-through")
+def test_passes_through(s: Stage) -> None:
+    """A frozen module in the middle lets gradients through: the layers before it get what they get without it."""
+    it = prepare(s, least=2, most=4)
+    net = it.net
+    holders = [layer for layer in net.layers if layer.parameters]
+    s.require(len(holders) > 1)
+    first = s.number(1, len(holders) - 1)
+    frozen = holders[first : s.number(first + 1, len(holders))]
+    it.build(s)
+    for layer in frozen:
+        path = net.paths[id(layer)]
+        s.do(s.choose((f"{path}.requires_grad_(False)", f"for p in {path}.parameters():\n    p.requires_grad = False")))
+    off = [p for layer in frozen for p in layer.parameters]
+    if s.flip():
+        s.do(f"y = {net.name}({it.x.name})")
+        s.true("y.requires_grad", "layers before the frozen ones have parameters that require grad")
+        s.do(f"{it.of.text.format('y')}.backward()")
+    else:
+        s.do(it.backward())
+    look_at_grads(s, net.parameters, it.total, frozen=off)
+    look_at_input(s, it.x, it.total)
+
+
+@scene("module.output-requires-grad")
+def test_output(s: Stage) -> None:
+    """One parameter with the flag is enough for the output to require grad, whatever the input."""
+    x = entry(s, tracked=False)
+    net = network(s, "net", x.at, x.dtype)
+    net.build(s)
+    on = f"{net.name}({x.name})"
+    s.true(f"{on}.requires_grad", "all parameters require grad")
+    s.do(f"for p in {net.name}.parameters():\n    p.requires_grad = False")
+    alone = part(s, net.parameters)
+    for p in alone[::-1] if s.flip() else alone:
+        s.do(f"{p.path}.requires_grad_()")
+        s.equal(f"({on}.requires_grad, {on}.is_leaf)", (True, False), f"{p.path} requires grad")
+        if s.flip():
+            s.do(f"{p.path}.requires_grad_(False)")
+            off = all(p is other for other in alone)
+            if off:
+                s.false(f"{on}.requires_grad", "nothing requires grad any more")
+
+
+@scene("module.requires-grad-method")
+def test_method(s: Stage) -> None:
+    """requires_grad_ of any module of a network sets the flags of all parameters below it, and returns it."""
+    x = entry(s, tracked=False)
+    net = network(s, "net", x.at, x.dtype, most=4)
+    net.build(s, fill=False)
+    flags = dict.fromkeys([p.path for p in net.parameters], True)
+    buffer = s.name("buffer")
+    s.do(f"{buffer} = {s.tensor([1.0], x.dtype, requires_grad=s.flip())}")
+    tracked = "requires_grad=True" in s.script.items[-1].text  # type: ignore[union-attr]
+    s.do(f"{net.name}.register_buffer('buffer', {buffer})")
+    for _ in range(s.number(1, 3)):
+        module, text, flag = (
+            s.choose(net.modules),
+            *s.choose((("False", False), ("", True), ("True", True), ("requires_grad=False", False))),
+        )
+        s.do(f"same = {module}.requires_grad_({text})")
+        s.true(f"same is {module}", "the method returns the module")
+        for path in flags:
+            flags[path] = flag if _below(path, module) else flags[path]
+            s.equal(f"{path}.requires_grad", flags[path], f"the last call that {path} was under said so")
+        s.equal(f"{buffer}.requires_grad", tracked, "it is a buffer")
+        s.equal(f"{net.name}({x.name}).requires_grad", any(flags.values()), "a parameter requires grad, or none")
+
+
+def _below(path: str, module: str) -> bool:
+    return path.startswith((f"{module}.", f"{module}["))
