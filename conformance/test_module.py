@@ -7,9 +7,10 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import TypeVar
 
+import numpy as np
+
 from autograd_conformance.algebra import Traced
 from autograd_conformance.nets import CLEAR, Input, Loss, Net, Parameter, embedding, entry, loss, network, slopes
-from autograd_conformance.paper import Array
 from autograd_conformance.scenes import scene
 from autograd_conformance.stage import Stage
 
@@ -241,15 +242,16 @@ def test_output(s: Stage) -> None:
     on = f"{net.name}({x.name})"
     s.true(f"{on}.requires_grad", "all parameters require grad")
     s.do(f"for p in {net.name}.parameters():\n    p.requires_grad = False")
-    alone = part(s, net.parameters)
-    for p in alone[::-1] if s.flip() else alone:
+    lit: set[str] = set()
+    chosen = part(s, net.parameters) or net.parameters[-1:]
+    for p in chosen[::-1] if s.flip() else chosen:
+        lit.add(p.path)
         s.do(f"{p.path}.requires_grad_()")
         s.equal(f"({on}.requires_grad, {on}.is_leaf)", (True, False), f"{p.path} requires grad")
         if s.flip():
+            lit.remove(p.path)
             s.do(f"{p.path}.requires_grad_(False)")
-            off = all(p is other for other in alone)
-            if off:
-                s.false(f"{on}.requires_grad", "nothing requires grad any more")
+            s.equal(f"{on}.requires_grad", bool(lit), "a parameter requires grad, or none does any more")
 
 
 @scene("module.requires-grad-method")
@@ -279,3 +281,173 @@ def test_method(s: Stage) -> None:
 
 def _below(path: str, module: str) -> bool:
     return path.startswith((f"{module}.", f"{module}["))
+
+
+# --- resetting gradients ----------------------------------------------------------------------------------------------
+
+OPTIMIZERS = ("SGD({0}, lr=0.5)", "Adam({0})", "SGD({0}, lr=0.5, momentum=0.5)", "AdamW({0})", "RMSprop({0})")
+KEEP = (("", True), ("set_to_none=False", False), ("False", False), ("set_to_none=True", True), ("True", True))
+
+
+@dataclass(slots=True)
+class _Grad:
+    """What is known of a parameter: its flag, and whether it has a .grad."""
+
+    path: str
+    flag: bool = True
+    filled: bool = False
+
+    def switch(self, s: Stage, *, flag: bool) -> None:
+        """Set the flag, if it is another."""
+        if flag != self.flag:
+            s.do(f"{self.path}.requires_grad_({flag})")
+        self.flag = flag
+
+
+@scene("module.zero-grad-default-none")
+def test_zero_grad(s: Stage) -> None:
+    """zero_grad sets each .grad to None, or zeroes those that are there in place, cut from any graph."""
+    it = prepare(s, tracked=False)
+    it.build(s)
+    grads = [_Grad(p.path) for p in it.net.parameters]
+    for _ in range(s.number(1, 2)):
+        _fill_grads(s, it, grads)
+        owner, inside = _owner(s, it.net)
+        for _ in range(s.number(1, 2)):
+            s.do(f"kept = [{', '.join(f'{g.path}.grad' for g in grads)}]")
+            text, to_none = s.choose(KEEP)
+            s.do(f"{owner}.zero_grad({text})")
+            _look_at_reset(s, grads, inside, to_none=to_none)
+
+
+def _fill_grads(s: Stage, it: Pass, grads: Sequence[_Grad]) -> None:
+    """Backward, with some parameters switched off before or after it; those without .grad may be given one."""
+    off, after = part(s, grads, proper=True), s.flip()
+    for g in grads:
+        g.switch(s, flag=after or g not in off)
+    s.do(it.backward().replace(".backward()", f".backward({s.choose(('', 'create_graph=True'))})"))
+    given = s.flip()
+    for g in grads:
+        g.filled = g.filled or g.flag
+        g.switch(s, flag=g not in off)
+        if given and not g.filled:
+            s.do(f"{g.path}.grad = torch.ones_like({g.path})")
+            g.filled = True
+
+
+def _owner(s: Stage, net: Net) -> tuple[str, list[str]]:
+    """Who resets: a module, or an optimizer of some parameters in one group or two; and the parameters below it."""
+    paths = [p.path for p in net.parameters]
+    if not s.flip():
+        module = s.choose(net.modules)
+        return module, [path for path in paths if _below(path, module)]
+    given = part(s, paths) or paths
+    groups, optimizer = f"[{', '.join(given)}]", s.name("optimizer")
+    if len(given) > 1 and s.flip():
+        groups = f"[{{'params': [{given[0]}]}}, {{'params': [{', '.join(given[1:])}]}}]"
+    s.do(f"{optimizer} = torch.optim.{s.choose(OPTIMIZERS).format(groups)}")
+    return optimizer, given
+
+
+def _look_at_reset(s: Stage, grads: Sequence[_Grad], inside: Sequence[str], *, to_none: bool) -> None:
+    for i, g in enumerate(grads):
+        path, reset = g.path, g.path in inside
+        g.filled = g.filled and not (to_none and reset)
+        if not g.filled:
+            s.equal(f"{path}.grad", None, "reset to None, as by default, or None before")
+        elif reset:
+            s.equal(
+                f"({path}.grad is kept[{i}], {path}.grad.any().item(), {path}.grad.requires_grad, {path}.grad.grad_fn)",
+                (True, False, False, None),
+                "with set_to_none=False a .grad that is there is zeroed in place and has no graph",
+            )
+        else:
+            s.true(f"{path}.grad is kept[{i}]", "it is not among those that are reset")
+
+
+# --- apply ------------------------------------------------------------------------------------------------------------
+
+
+@scene("module.apply-visits-all")
+def test_apply(s: Stage) -> None:
+    """apply calls a function once with every module of a tree, and returns the module."""
+    x = entry(s, graph=False)
+    net = network(s, "net", x.at, x.dtype, most=4)
+    net.build(s, fill=False)
+    for _ in range(s.number(1, 3)):
+        module = s.choose(net.modules)
+        below = [module, *(path for path in net.modules if _below(path, module))]
+        s.do("visited = []")
+        s.do(f"same = {module}.apply({s.choose(('visited.append', 'lambda m: visited.append(m)'))})")
+        s.true(f"same is {module}", "apply returns the module")
+        for path in below:
+            s.equal(f"sum(m is {path} for m in visited)", 1, f"{path} is {module} or below it")
+        s.equal("len(visited)", len(below), "nothing else is visited")
+
+
+# init function -> what it fills in, if that is sure
+INITS = (
+    ("torch.nn.init.constant_({0}, 0.75)", 0.75),
+    ("torch.nn.init.ones_({0})", 1.0),
+    ("torch.nn.init.zeros_({0})", 0.0),
+    ("torch.nn.init.uniform_({0}, 0.5, 0.5)", 0.5),
+    ("torch.nn.init.normal_({0}, -0.5, 0.0)", -0.5),
+    ("torch.nn.init.trunc_normal_({0}, 0.25, 1e-12, 0.0, 1.0)", 0.25),
+)
+WAYS = ("{0}", "torch.no_grad:{1}.fill_({2})", "torch.no_grad:{1}.copy_(torch.full_like({1}, {2}))")
+
+
+@scene("module.apply-initialisation")
+def test_initialisation(s: Stage) -> None:
+    """Initialising through apply changes values only; filling a parameter in grad mode raises."""
+    it = prepare(s, tracked=False)
+    net = it.net
+    it.build(s)
+    off = part(s, net.parameters, proper=True)
+    for p in off:
+        s.do(f"{p.path}.requires_grad_(False)")
+    with_grad = s.flip()
+    if with_grad:
+        s.do(it.backward())
+    s.do(f"before = [{', '.join(p.path for p in net.parameters)}]\ngrads = [p.grad for p in before]")
+    for _ in range(s.number(1, 2)):
+        _initialise(s, net)
+        for i, p in enumerate(net.parameters):
+            s.equal(
+                f"({p.path} is before[{i}], {p.path}.requires_grad, {p.path}.is_leaf, {p.path}.grad_fn, {p.path}.grad is grads[{i}])",
+                (True, p not in off, True, None, True),
+                "initialising changes values only",
+            )
+            s.close(f"{p.path}.detach()", p.at.value, "this is what the function fills in")
+    if s.flip():
+        p = s.choose([p for p in net.parameters if p not in off])
+        owner = p.path.rpartition(".")[0]
+        write = s.choose((f"m.{p.attribute}.fill_(0.5)", f"m.{p.attribute}.mul_(2.0)", f"m.{p.attribute}.zero_()"))
+        text = f"{owner}.apply(lambda m: {write})"
+        s.raises(
+            text, "RuntimeError", f"{p.path} is a leaf that requires grad", fragment="leaf Variable that requires grad"
+        )
+        s.close(f"{p.path}.detach()", p.at.value, "nothing was written")
+    y = net(it.x.at)
+    s.require(net.clear and (it.of.margin is None or it.of.margin(y.value) > CLEAR))
+    if not with_grad:
+        s.do(it.backward())
+        look_at_grads(s, net.parameters, it.of(y), frozen=off)
+
+
+def _initialise(s: Stage, net: Net) -> None:
+    """One apply of a function that fills all parameters, or those of one name."""
+    attribute = s.choose(("", *dict.fromkeys(p.attribute for p in net.parameters)))
+    (call, value), way = s.choose(INITS), s.choose(WAYS)
+    target = f"m.{attribute}" if attribute else "p"
+    mode, _, text = way.format(call.format(target), target, value).rpartition(":")
+    if "{0}" in way:
+        mode, text = "", call.format(target)
+    body = [f"with {mode}():", f"    {text}"] if mode else [text]
+    one, each = f"if getattr(m, {attribute!r}, None) is not None:", "for p in m.parameters(recurse=False):"
+    head = one if attribute else each
+    s.do("\n".join(["def init(m):", f"    {head}", *(f"        {line}" for line in body)]))
+    s.do(f"{net.name}.apply(init)")
+    for p in net.parameters:
+        if attribute in ("", p.attribute):
+            p.set(np.full(p.shape, value))
