@@ -80,6 +80,11 @@ Pull = Callable[[Any, Any], Sequence[Any]]
 _order = itertools.count()
 
 
+def next_order() -> int:
+    """A number greater than the order of every traced value so far, and less than that of all to come."""
+    return next(_order)
+
+
 class Traced:
     """A numpy value that remembers how it was made: ``pull(A, g)`` gives a cotangent for each parent."""
 
@@ -214,7 +219,7 @@ class Differentiable:
 def gradient(root: Traced, seed: Any, wrt: Sequence[Traced], algebra: Any = Plain) -> list[Any]:
     """Reverse mode: cotangents of ``wrt`` for the cotangent ``seed`` of ``root``; zeros where nothing arrives."""
     cotangents: dict[int, Any] = {id(root): seed}
-    for node in sorted(_ancestors(root), key=lambda n: -n.order):
+    for node in sorted(ancestors(root), key=lambda n: -n.order):
         g = cotangents.get(id(node))
         if g is None or node.pull is None:
             continue
@@ -226,7 +231,8 @@ def gradient(root: Traced, seed: Any, wrt: Sequence[Traced], algebra: Any = Plai
     return [cotangents.get(id(x), zero(np.zeros(x.shape))) for x in wrt]
 
 
-def _ancestors(root: Traced) -> list[Traced]:
+def ancestors(root: Traced) -> list[Traced]:
+    """A value and all that it was made from."""
     found: dict[int, Traced] = {}
     pending = [root]
     while pending:

@@ -18,7 +18,7 @@ from autograd_conformance.census import total
 from autograd_conformance.claims import Claim, register
 from autograd_conformance.devices import Device
 from autograd_conformance.expectations import Expectation, within
-from autograd_conformance.families import AnyCheck, Work, kind_of
+from autograd_conformance.families import AnyCheck, Work, families_of, kind_of
 from autograd_conformance.journal import Shard, slug
 from autograd_conformance.patience import Patience
 from autograd_conformance.profiles import Profile
@@ -41,6 +41,17 @@ class Judgement:
     expected: int = 0
     examples: list[Example] = field(default_factory=list)
     foretold: list[Example] = field(default_factory=list)
+
+    def joined(self, other: Judgement) -> Judgement:
+        """This and what another family found."""
+        return Judgement(
+            self.evidence + other.evidence,
+            self.checks + other.checks,
+            self.violations + other.violations,
+            self.expected + other.expected,
+            self.examples + other.examples,
+            self.foretold + other.foretold,
+        )
 
     def add(self, part: dict[str, Any]) -> None:
         """Add what a shard found."""
@@ -205,7 +216,7 @@ class _ShardWork:
     def __init__(self, engine: Engine, name: str, device: Device) -> None:
         self.device, self.engine, self.kind = device, engine, kind_of(name)
         claims, version = register(), engine.torch_version
-        family = [c for c in engine.checks if c.family == name]
+        family = [c for c in engine.checks if name in families_of(c)]
         self.checks = [c for c in family if not unsupported(claims[c.claim], device, version)]
         self.expected = {
             c.claim: [e for e in engine.expectations if e.concerns(c.claim, device.name, version)] for c in self.checks
@@ -234,7 +245,7 @@ class _ShardWork:
         self.leaks += judged.leaks
         for claim, (count, violations) in judged.found.items():
             if count:
-                self._note(claim, adapted, count, violations)
+                self._note(claim, judged.work or adapted, count, violations)
 
     def _note(self, claim: str, program: Work, count: int, violations: list[Violation]) -> None:
         tally = self.claims[claim]

@@ -26,6 +26,7 @@ from autograd_conformance.strategies.drawing import draw
 from autograd_conformance.strategies.programs import decode
 from autograd_conformance.strategies.scenes import PAYLOAD, decode_scene
 from autograd_conformance.verdicts import Violation
+from autograd_conformance.whole import family as whole
 
 AnyCheck = ClaimCheck | SceneCheck
 Work = Program | Scene
@@ -43,6 +44,7 @@ class Judged:
         excluded: comparisons left out because something else spoils them.
         leaks: modes that were not restored.
         differs: gradients differ, so that finding the claims took experiments.
+        work: what shows the violations, if it is not what was judged.
 
     """
 
@@ -51,6 +53,7 @@ class Judged:
     excluded: int = 0
     leaks: list[str] = field(default_factory=list)
     differs: bool = False
+    work: Work | None = None
 
 
 class Kind(Protocol):
@@ -79,7 +82,13 @@ class Kind(Protocol):
 
 def kind_of(name: str) -> Kind:
     """What the family of a name is judged on."""
-    return GRAPHS if name == "graphs" else SCENES
+    known: dict[str, Kind] = {"graphs": GRAPHS, whole.NAME: WHOLES}
+    return known.get(name, SCENES)
+
+
+def families_of(check: AnyCheck) -> tuple[str, ...]:
+    """The families that say something about a claim: its own, and perhaps the one of programs of every kind."""
+    return (check.family, whole.NAME) if check.claim in whole.CLAIMS else (check.family,)
 
 
 def check_of(function: Any) -> AnyCheck | None:
@@ -194,4 +203,53 @@ class Scenes:
             return reduced(check, work, device, violation, wanted, budget)
 
 
-GRAPHS, SCENES = Graphs(), Scenes()
+class Wholes:
+    """Programs with statements of every kind; each difference is given to the claim that it breaks."""
+
+    def shards(self, profile: Profile) -> tuple[int, int]:
+        """As the profile says."""
+        return profile.whole_shards, profile.whole_size
+
+    def draw(self, family: str, count: int, seed: int) -> list[Work]:
+        """See :func:`autograd_conformance.whole.family.drawn`."""
+        del family
+        return list(whole.drawn(count, seed))
+
+    def adapt(self, work: Scene, device: Device) -> tuple[Work, Changes]:
+        """Nothing: the author of the program asks the device."""
+        del device
+        return work, ()
+
+    def judge(self, work: Scene, device: Device, checks: Sequence[AnyCheck], *, examine: bool) -> Judged:
+        """Run it; a program that differs is made small at once, for what is left of it tells which claim is broken."""
+        with np.errstate(all="ignore"):
+            program, found = whole.examined(work, device)
+            known = {check.claim for check in checks}
+            counts = whole.counted(program, found[0].at if found else None)
+            judged = Judged({claim: (count, []) for claim, count in counts.items() if claim in known}, program.features)
+            if found and examine:
+                judged.work, violation = whole.small(work, device, found[0])
+                judged.differs = True
+                if violation.claim in known:
+                    judged.found[violation.claim] = (counts.get(violation.claim, 0) + 1, [violation])
+        return judged
+
+    def violations(
+        self, check: AnyCheck, work: Scene, device: Device
+    ) -> tuple[Work, Sequence[Violation], tuple[int, ...]]:
+        """Run it; what it breaks counts if it is the claim in question."""
+        with np.errstate(all="ignore"):
+            program, found = whole.examined(work, device)
+        shown = whole.printed(work, program)
+        return shown, [v for v in found if v.claim == check.claim], shown.raising
+
+    def reduce(
+        self, check: AnyCheck, work: Scene, device: Device, violation: Violation, wanted: Wanted, budget: int
+    ) -> tuple[Work, Violation]:
+        """Fewer and simpler statements."""
+        del check, wanted
+        with np.errstate(all="ignore"):
+            return whole.small(work, device, violation, budget)
+
+
+GRAPHS, SCENES, WHOLES = Graphs(), Scenes(), Wholes()

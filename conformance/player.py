@@ -35,11 +35,13 @@ class Played:
 
 @lru_cache(maxsize=8192)
 def code(text: str) -> CodeType:
+    """Lines of Python, compiled; most lines turn up again and again."""
     return compile(text, "<script>", "exec")
 
 
 @lru_cache(maxsize=8192)
 def probe(text: str) -> CodeType:
+    """An expression, compiled."""
     return compile(text, "<probe>", "eval")
 
 

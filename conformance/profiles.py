@@ -14,6 +14,7 @@ class Profile:
         shards: parts that workers share out among them; each has a seed of its own.
         size: programs in a shard.
         scene_shards, scene_size: the same for families that are judged on scenes, where each claim runs a script.
+        whole_shards, whole_size: the same for programs with statements of every kind.
         evidence: in how many programs a wrong result must have been able to show, or a claim is ``unproven``.
 
     """
@@ -23,6 +24,8 @@ class Profile:
     size: int
     scene_shards: int
     scene_size: int
+    whole_shards: int
+    whole_size: int
     evidence: int
 
     @property
@@ -34,8 +37,8 @@ class Profile:
 PROFILES = {
     p.name: p
     for p in (
-        Profile("smoke", 4, 60, 2, 10, 1),
-        Profile("default", 20, 100, 4, 20, 5),
-        Profile("thorough", 100, 200, 20, 50, 50),
+        Profile("smoke", 4, 60, 2, 10, 1, 20, 1),
+        Profile("default", 20, 100, 4, 20, 4, 75, 5),
+        Profile("thorough", 100, 200, 20, 50, 40, 100, 50),
     )
 }

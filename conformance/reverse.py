@@ -72,23 +72,38 @@ def _complete(
     final[tensor.name] = inbox[key]
 
 
-def traced(program: Program) -> dict[str, Traced]:
-    """Every tensor of a graph as a value that can be differentiated, to any order."""
+def traced(program: Program, noise: Noise | None = None) -> dict[str, Traced]:
+    """Every tensor of a graph as a value that can be differentiated, to any order; with random rounding if asked for."""
     live: dict[str, Traced] = {}
+    rounded = _Rounded(noise, program) if noise is not None else None
     for s in program:
         match s:
             case Leaf():
                 live[s.name] = Traced(np.array(s.data.values, dtype=np.float64).reshape(s.data.shape))
             case Apply():
-                live.update(zip(s.outs, _outputs(s, [live[name] for name in s.args]), strict=True))
+                live.update(zip(s.outs, outputs(s, [live[name] for name in s.args], rounded), strict=True))
             case Rewrap():
                 live[s.out] = live[s.arg] if s.how == "same" else Traced(live[s.arg].value)
     return live
 
 
-def _outputs(s: Apply, parents: Sequence[Traced]) -> list[Traced]:
+class _Rounded:
+    """Random rounding of what goes into ops, and of what comes back through them; as coarse as the coarsest dtype."""
+
+    def __init__(self, noise: Noise, program: Program) -> None:
+        narrow = any(isinstance(s, Leaf) and s.data.dtype == "float32" for s in program)
+        narrow = narrow or any(isinstance(s, Apply) and s.op == "to_float32" for s in program)
+        self.noise, self.dtype = noise, "float32" if narrow else "float64"
+
+    def __call__(self, x: Traced) -> Traced:
+        return x + (self.noise(x.value, self.dtype) - x.value)
+
+
+def outputs(s: Apply, parents: Sequence[Traced], rounded: _Rounded | None = None) -> list[Traced]:
     """The outputs of an op; each pulls as if the cotangents of the others were zero, for a VJP is linear in them."""
     op, params = OPS[s.op], dict(s.params)
+    if rounded is not None and op.vjp is not None:
+        parents = [rounded(p) for p in parents]
     result = op.value(*(p.value for p in parents), **params)
     values = result if isinstance(result, tuple) else (result,)
     vjp = op.vjp
@@ -98,6 +113,8 @@ def _outputs(s: Apply, parents: Sequence[Traced]) -> list[Traced]:
 
     def puller(slot: int) -> Callable[[Any, Any], Sequence[Any]]:
         def pulled(A: Any, g: Any) -> Sequence[Any]:
+            if rounded is not None and isinstance(g, Traced):
+                g = rounded(g)
             gs = tuple(
                 g if i == slot else A.broadcast_to(_zero(A), v.shape) for i, v in enumerate(map(np.asarray, values))
             )

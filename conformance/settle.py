@@ -9,10 +9,11 @@ from autograd_conformance.claims import Claim
 from autograd_conformance.devices import Device
 from autograd_conformance.engine import Engine, Example, Family, Judgement, unsupported
 from autograd_conformance.expectations import Expectation
-from autograd_conformance.families import AnyCheck, Work, kind_of
+from autograd_conformance.families import AnyCheck, Kind, Work, families_of, kind_of
 from autograd_conformance.program import Backward, Grad
-from autograd_conformance.scene import parse
+from autograd_conformance.scene import Scene, parse
 from autograd_conformance.verdicts import Counterexample, Result, Verdict, Violation
+from autograd_conformance.whole import family as whole
 
 REPEATS = 5
 BUDGET = 250  # programs that may be run to make one counterexample small
@@ -23,8 +24,11 @@ def settle(engine: Engine, claim: Claim, check: AnyCheck, device: Device) -> Res
     reason = unsupported(claim, device, engine.torch_version)
     if reason:
         return Result(claim.id, device.name, Verdict.UNSUPPORTED, reason=reason, family=check.family)
-    family = engine.family(check.family, device)
+    families = [engine.family(name, device) for name in families_of(check)]
+    family, *others = families
     found = family.claims.get(claim.id, Judgement())
+    for other in others:
+        found = found.joined(other.claims.get(claim.id, Judgement()))
     entries = [e for e in engine.expectations if e.concerns(claim.id, device.name, engine.torch_version)]
     base = Result(
         claim.id,
@@ -32,7 +36,7 @@ def settle(engine: Engine, claim: Claim, check: AnyCheck, device: Device) -> Res
         Verdict.HOLDS,
         family=family.name,
         digest=family.digest,
-        programs=family.programs,
+        programs=sum(f.programs for f in families),
         evidence=found.evidence,
         checks=found.checks,
         violations=found.violations,
@@ -67,7 +71,6 @@ class _Settler:
 
     def __init__(self, check: AnyCheck, device: Device, entries: Sequence[Expectation], evidence: int = 0) -> None:
         self.check, self.device, self.entries, self.evidence = check, device, entries, evidence
-        self.kind = kind_of(check.family)
 
     def result(self, base: Result, found: Judgement, family: Family) -> Result:
         """The verdict, by the first of these rules that applies."""
@@ -89,8 +92,11 @@ class _Settler:
             return replace(base, verdict=Verdict.UNPROVEN, expected=False, reason=reason)
         return base
 
+    def _kind(self, work: Work) -> Kind:
+        return kind_of(whole.NAME if isinstance(work, Scene) and work.claim == whole.NAME else self.check.family)
+
     def _shows(self, witness: Work, entry: Expectation) -> bool:
-        program, violations, _ = self.kind.violations(self.check, witness, self.device)
+        program, violations, _ = self._kind(witness).violations(self.check, witness, self.device)
         return any(entry.recognises(program, v) for v in violations)
 
     def smallest(self, examples: Sequence[Example]) -> Counterexample:
@@ -101,14 +107,14 @@ class _Settler:
             again = [v for v in (self._first(drawn) for _ in range(REPEATS)) if v is not None]
             if again:
                 small, violation = self._reduced(drawn, again[0])
-                shown, _, raised = self.kind.violations(self.check, small, self.device)
+                shown, _, raised = self._kind(small).violations(self.check, small, self.device)
                 return Counterexample(shown, violation, raised, drawn.digest(), len(again), REPEATS)
         drawn, violation = parse(ranked[0][0]), ranked[0][1]
         return Counterexample(drawn, violation, (), drawn.digest(), 0, REPEATS)
 
     def _first(self, program: Work) -> Violation | None:
         """The first violation that no expectation recognises; without such a one the first, if one is expected."""
-        played, violations, _ = self.kind.violations(self.check, program, self.device)
+        played, violations, _ = self._kind(program).violations(self.check, program, self.device)
         strange = [v for v in violations if self._strange(played, v)]
         if strange:
             return strange[0]
@@ -119,6 +125,6 @@ class _Settler:
 
     def _reduced(self, program: Work, violation: Violation) -> tuple[Work, Violation]:
         strange = self._strange(program, violation)
-        return self.kind.reduce(
+        return self._kind(program).reduce(
             self.check, program, self.device, violation, lambda p, v: self._strange(p, v) or not strange, BUDGET
         )

@@ -1,0 +1,177 @@
+"""Whole programs as a family: drawn, judged, made small, and each difference given to the claim that it breaks."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from autograd_conformance.program import Program
+from autograd_conformance.scene import Scene
+from autograd_conformance.stage import DeviceLike
+from autograd_conformance.strategies.drawing import draw
+from autograd_conformance.verdicts import Violation
+from autograd_conformance.whole.moves import MOVES
+from autograd_conformance.whole.play import Packing, play
+from autograd_conformance.whole.tell import DIALS, LEAVES, SLOT, Author
+from autograd_conformance.whole.words import Told, Whole
+
+NAME = "programs"
+REDUCTION = 160  # runs that may be spent on making one program small
+
+# What a wrong gradient breaks, by what is left in the program when it is as small as it gets: the first that is there.
+_BLAMED: tuple[tuple[str, str], ...] = (
+    ("checkpoint", "checkpoint.same-gradients"),
+    ("function", "function.acts-as-op"),
+    ("second", "create-graph.second-order"),
+    ("hook", "hook.return-replaces"),
+    ("retain_grad", "retain-grad.does-not-disturb"),
+    ("write on a view", "inplace.view-rebase"),
+    ("write", "inplace.out-of-place-equivalence"),
+    ("step", "optim.separate-from-backward"),
+    ("reset", "grad.reset-none-or-zero"),
+    ("again", "grad.accumulates-sum"),
+    ("inputs", "backward.inputs-restricts"),
+    ("roots", "backward.list-of-roots"),
+    ("mode", "no-grad.later-use"),
+    ("detach", "detach.cuts"),
+)
+CHAIN_RULE = "backward.chain-rule"
+CLAIMS = frozenset(
+    (
+        *(claim for _, claim in _BLAMED), CHAIN_RULE, "requires-grad.propagates-any", "requires-grad.propagates-none",
+        "requires-grad.value-independent", "requires-grad.unset-nonleaf-error", "requires-grad.start-recording-later",
+        "leaf.iff-no-grad-fn", "retain-grad.flag", "retain-grad.populates", "retain-grad.needs-requires-grad",
+        "detach.never-requires-grad", "detach.storage-shared", "no-grad.outputs", "no-grad.nesting-restores",
+        "inplace.leaf-error", "inplace.version-counter", "inplace.saved-modified-error", "free.second-backward-error",
+        "agrad.equals-backward", "agrad.frees-executed-part", "create-graph.same-values", "hook.fires-once-with-total",
+        "hook.post-accumulate", "hook.observer-is-neutral", "hook.remove", "hook.needs-requires-grad",
+        "optim.sgd-formula", "optim.step-untracked",
+    )
+)  # fmt: skip
+"""The claims that whole programs say something about."""
+
+
+def drawn(count: int, seed: int) -> list[Scene]:
+    """Whole programs as plain data; the first is empty but for a leaf."""
+    payloads = draw(count, seed ^ zlib.crc32(NAME.encode()), DIALS)
+    return [Scene(Program(()), tuple(payload), NAME) for payload in payloads]
+
+
+def written(scene: Scene, device: DeviceLike) -> Whole:
+    """The program that the dials describe."""
+    wide = "float64" if device.has("float64") else "float32"
+    with np.errstate(all="ignore"):
+        return Author(scene.dials, Packing(device.name), device.name, wide).write(MOVES)
+
+
+def printed(scene: Scene, whole: Whole) -> Scene:
+    """The scene with the lines of the program."""
+    raising = tuple(i for i, told in enumerate(whole.lines) if told.raises != "never")
+    return replace(scene, lines=tuple(told.text for told in whole.lines), raising=raising)
+
+
+def examined(scene: Scene, device: DeviceLike) -> tuple[Whole, list[Violation]]:
+    """Run a program: what it says, and what differs after the first line where anything does."""
+    whole = written(scene, device)
+    found = play(whole, device.name, values=device.has("values"))
+    return whole, [v if v.claim else replace(v, claim=blamed(whole.lines[: v.at + 1])) for v in found]
+
+
+def blamed(lines: Sequence[Told]) -> str:
+    """The claim that a wrong gradient breaks, judged by what a small program is made of."""
+    kinds = {told.what for told in lines}
+    passes = [told.text for told in lines if told.what == "backward"]
+    kinds.update({"again"} if len(passes) > 1 else ())
+    kinds.update({"inputs"} if any("inputs=" in text for text in passes) else ())
+    kinds.update({"roots"} if any(text.startswith("torch.autograd.backward([") for text in passes) else ())
+    kinds.update({"write on a view"} if any("write on a view" in told.features for told in lines) else ())
+    return next((claim for kind, claim in _BLAMED if kind in kinds), CHAIN_RULE)
+
+
+def counted(whole: Whole, until: int | None = None) -> dict[str, int]:
+    """How many comparisons a program makes for each claim."""
+    counts: dict[str, int] = {}
+    backwards = 0
+    for told in whole.lines[:until]:
+        backwards += told.what == "backward"
+        claims = [told.claim] if told.claim and told.raises != "may" else []
+        claims += [number.claim or _evidence(number.due, backwards) for number in told.numbers]
+        claims += [plain.claim for plain in told.plain[1:]]
+        for claim in claims:
+            counts[claim] = counts.get(claim, 0) + 1
+    return {claim: count for claim, count in counts.items() if claim}
+
+
+def _evidence(due: Any, backwards: int) -> str:
+    if due is None or not np.any(due):
+        return ""
+    return "grad.accumulates-sum" if backwards > 1 else CHAIN_RULE
+
+
+# --- making small -----------------------------------------------------------------------------------------------------
+
+Shows = Callable[[tuple[int, ...]], Violation | None]
+
+
+def small(scene: Scene, device: DeviceLike, known: Violation, budget: int = REDUCTION) -> tuple[Scene, Violation]:
+    """A program with fewer and simpler statements that shows the same sort of difference."""
+
+    def shows(dials: tuple[int, ...]) -> Violation | None:
+        _, found = examined(replace(scene, dials=dials), device)
+        return next((v for v in found if _sort(v) == _sort(known)), None)
+
+    dials = _fewer(scene.dials, shows, budget)
+    dials = _simpler(dials, shows, budget // 2)
+    dials = _fewer(dials, shows, budget // 4)
+    final = replace(scene, dials=dials)
+    whole, found = examined(final, device)
+    alike = next((v for v in found if _sort(v) == _sort(known)), known)
+    return printed(final, whole), alike
+
+
+def _sort(violation: Violation) -> tuple[str, str, bool, str]:
+    """Lest the search slide into another fault: how it was seen, and where."""
+    where = ".grad" if violation.probe.endswith(".grad") else violation.probe.rpartition(".")[2][:8]
+    return violation.check, violation.mark, violation.due == "None", where
+
+
+def _fewer(dials: tuple[int, ...], shows: Shows, budget: int) -> tuple[int, ...]:
+    """Without halves, quarters ... single statements."""
+    count = len(dials) // SLOT
+    size = max(1, count // 2)
+    while budget > 0:
+        progress = False
+        for start in range(count - size, 0, -size):
+            candidate = _without(dials, start, size)
+            if candidate != dials and budget > 0:
+                budget -= 1
+                if shows(candidate) is not None:
+                    dials, progress = candidate, True
+        if size == 1 and not progress:
+            break
+        size = max(1, size // 2)
+    return dials
+
+
+def _without(dials: tuple[int, ...], start: int, size: int) -> tuple[int, ...]:
+    rows = list(dials)
+    for i in range(start, start + size):
+        rows[i * SLOT : (i + 1) * SLOT] = [0] * SLOT
+    return tuple(rows)
+
+
+def _simpler(dials: tuple[int, ...], shows: Shows, budget: int) -> tuple[int, ...]:
+    """Bytes of the statements that are left turned to 0, all but the first of a slot, which says what it is."""
+    for i in range(len(dials)):
+        slot, byte = divmod(i, SLOT)
+        there = slot <= LEAVES or dials[slot * SLOT]
+        if dials[i] and there and (byte or slot <= LEAVES) and budget > 0:
+            budget -= 1
+            candidate = (*dials[:i], 0, *dials[i + 1 :])
+            if shows(candidate) is not None:
+                dials = candidate
+    return dials

@@ -1,0 +1,261 @@
+"""Passes: backward, autograd.grad, and gradients with create_graph. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from autograd_conformance.algebra import Differentiable, Traced, ancestors, next_order
+from autograd_conformance.whole.state import UNKNOWN, Hook, Node, Tensor
+from autograd_conformance.whole.sweep import Swept, sweep
+from autograd_conformance.whole.tell import LARGEST, Author, Dials, Skip
+from autograd_conformance.whole.words import Numbers, Plainly, Told
+
+
+def backward(author: Author, d: Dials) -> None:
+    """backward from one root or two."""
+    state = author.state
+    roots = [author.pick(d.y, lambda t: t.requires_grad and t.size > 0 and (not t.leaf or d.flags > 240))]
+    if d.q % 8 == 7:
+        roots.append(author.pick(d.z, lambda t: t.requires_grad and t.size > 0 and t is not roots[0] and not t.leaf))
+    inputs = None
+    if d.r % 8 == 7:
+        inputs = author.pick(d.z, lambda t: t.leaf and not t.cut and all(_reached(author, root, t) for root in roots))
+    seeds = [_seed(author, root, d.p + i) for i, root in enumerate(roots)]
+    retain = d.x >= 128
+    swept = sweep(
+        state,
+        [(state.read(root), seed) for root, (_, seed) in zip(roots, seeds, strict=True)],
+        wanted=None if inputs is None else state.targets(inputs),
+    )
+    options = [f"inputs=[{inputs.name}]"] if inputs else []
+    options += ["retain_graph=True"] if retain else []
+    call = _call(roots, [text for text, _ in seeds], options)
+    verdict, why = _verdict(swept)
+    told = _pass(author, call, "backward", verdict, why)
+    told.claim = "free.second-backward-error" if why == "freed" else "inplace.saved-modified-error"
+    _after(author, told, swept, verdict, retain=retain, asked=inputs)
+
+
+def _call(roots: Sequence[Tensor], seeds: Sequence[str], options: Sequence[str]) -> str:
+    if len(roots) == 1:
+        arguments = ", ".join([*([seeds[0]] if seeds[0] else []), *options])
+        return f"{roots[0].name}.backward({arguments})"
+    named = ", ".join(root.name for root in roots)
+    given = ", ".join(seed or "None" for seed in seeds)
+    return f"torch.autograd.backward([{named}], [{given}]{''.join(', ' + option for option in options)})"
+
+
+def _seed(author: Author, root: Tensor, byte: int) -> tuple[str, np.ndarray]:
+    if root.size == 1 and byte % 2 == 0:
+        return "", np.ones(root.shape)
+    return author.constant(root.shape, byte)
+
+
+def _verdict(swept: Swept) -> tuple[Any, str]:
+    """Must the pass raise? And which rule says so."""
+    executed = swept.executed
+    if any(node.unsure for node in executed):
+        return "may", ""
+    if any(node.derived for node in executed) and any(node.freed or _written(node) for node in executed):
+        return "may", ""  # which of the first pass's nodes a derivative goes through, is the formulas' business
+    written = [node for node in executed if _written(node)]
+    if any(node.vague for node in written):
+        return "may", ""
+    if any(not node.vague and any(m in node.packs and m.version != v for m, v in node.saw) for node in written):
+        return "must", "written"
+    again = [node for node in executed if node.freed]
+    if any(node.packs for node in again):
+        return "must", "freed"
+    return ("may", "") if again else ("never", "")
+
+
+def _written(node: Node) -> bool:
+    """Did anything that it touched change, in a way that matters?"""
+    return any(memory.version != version for memory, version in node.saw if node.vague or memory in node.packs)
+
+
+def _pass(author: Author, call: str, what: str, verdict: Any, why: str) -> Told:
+    told = author.say(call, what)
+    told.raises = verdict
+    if verdict == "must":
+        author.whole.features.add("error")
+        told.because = {
+            "freed": "an earlier pass freed tensors that this one needs",
+            "written": "a tensor that this pass needs was written since it was saved",
+        }[why]
+    return told
+
+
+def _after(
+    author: Author, told: Told, swept: Swept, verdict: Any, *, retain: bool, asked: Tensor | None = None
+) -> None:
+    """What a pass leaves behind."""
+    if verdict != "never":
+        for node in swept.executed:
+            node.unsure = True
+        for t, _ in (*swept.arrived.values(), *swept.kept.values()):
+            t.grad = UNKNOWN
+        for called in (*swept.called, *_after_hooks(swept)):
+            called.unsure = True
+        return
+    derived = any(node.derived for node in swept.executed)
+    for node in swept.executed:
+        if derived and not retain:
+            node.unsure = True  # which of the first pass's nodes the derivative goes through, is the formulas' business
+        node.freed = node.freed or not retain
+    for called in (*swept.called, *_after_hooks(swept)):
+        called.calls += 1
+    if derived:  # and so is which tensors it passes on its way
+        for _, _, known in author.hooks:
+            known.unsure = True
+    _collect(swept, asked)
+    _grads(author, told, swept)
+
+
+def _after_hooks(swept: Swept) -> list[Hook]:
+    return [known for t, _ in swept.arrived.values() for known in t.hooks if known.after]
+
+
+def _collect(swept: Swept, asked: Tensor | None) -> None:
+    for t, g in swept.arrived.values():
+        if t.grad is not UNKNOWN and (asked is None or t is asked):
+            t.grad = g if t.grad is None else t.grad + g
+    for t, g in swept.kept.values():
+        if asked is not None:
+            t.grad = UNKNOWN
+        elif t.grad is not UNKNOWN:
+            t.grad = g if t.grad is None else t.grad + g
+
+
+def _grads(author: Author, told: Told, swept: Swept) -> None:
+    """Every .grad after a pass, and how often hooks ran."""
+    live = author.state.live
+    for t in live.values():
+        if not (t.leaf or t.retains) or t.grad is UNKNOWN:
+            continue
+        claim = "retain-grad.populates" if t.retains and not t.leaf else ""
+        due = None if t.grad is None else np.asarray(t.grad)
+        why = f"what passes gave to {t.name} so far" if due is not None else f"no pass reached {t.name}"
+        told.numbers.append(Numbers(f"{t.name}.grad", due, claim, why, swept.size, grad_of=t.name))
+    for _, t, known in author.hooks:
+        if not known.unsure:
+            claim = "hook.post-accumulate" if known.after else "hook.fires-once-with-total"
+            told.plain.append(Plainly(f"len({known.log})", known.calls, claim, f"a hook of {t.name} counts its calls"))
+
+
+def grad(author: Author, d: Dials) -> None:
+    """autograd.grad of one root by one or two tensors."""
+    state = author.state
+    root = author.pick(d.y, lambda t: t.requires_grad and t.size > 0 and not t.leaf)
+    reading = state.read(root)
+    first = author.pick(d.z, partial(_can_be_asked, author, root))
+    inputs = [first]
+    if d.q % 4 == 3 and not _scaled(first):
+        inputs.append(author.pick(d.r, lambda t: t is not first and not _scaled(t) and _can_be_asked(author, root, t)))
+    text, seed = _seed(author, root, d.p)
+    retain = d.x >= 128
+    wanted = [state.targets(t) for t in inputs]
+    swept = sweep(state, [(reading, seed)], wanted=[value for values in wanted for value in values])
+    verdict, why = _verdict(swept)
+    name = author.name("g")
+    options = ([text] if text else []) + (["retain_graph=True"] if retain else [])
+    listed = ", ".join(t.name for t in inputs)
+    call = f"{name} = torch.autograd.grad({', '.join([root.name, f'[{listed}]', *options])})"
+    told = _pass(author, call, "grad", verdict, why)
+    told.claim = "agrad.frees-executed-part" if why == "freed" else "inplace.saved-modified-error"
+    for t, _ in swept.kept.values():
+        t.grad = UNKNOWN
+    if verdict == "never":
+        for i, values in enumerate(wanted):
+            got = np.asarray(sum(swept.captured[id(value)] for value in values if id(value) in swept.captured))
+            told.numbers.append(Numbers(f"{name}[{i}]", got, "agrad.equals-backward", "by the chain rule", swept.size))
+    swept.arrived = {}
+    _after(author, told, swept, verdict, retain=retain)
+
+
+def _scaled(t: Tensor) -> bool:
+    """Has hooks that change its gradient: beside an input further back torch returns what it was before them.
+
+    See docs/findings.md.
+    """
+    return any(known.factor for known in t.hooks)
+
+
+def _can_be_asked(author: Author, root: Tensor, t: Tensor) -> bool:
+    """Is it promised, and known on paper, what the gradient of the root by this tensor is?
+
+    Not if it is one of several outputs of a node, for nodes are run as a whole; and where the root is itself a
+    gradient, only for leaves: which tensors in between a formula goes through, is its own business. On paper a view of
+    a view looks at the base directly.
+    """
+    if t.sibling or (t.base is not None and t.viewed):
+        return False
+    return _reached(author, root, t) and (t.leaf or not _is_derived(author, root))
+
+
+def _is_derived(author: Author, root: Tensor) -> bool:
+    nodes = [author.state.node_of(value) for value in ancestors(author.state.read(root))]
+    return any(node.derived for node in nodes if node is not None)
+
+
+def _reached(author: Author, root: Tensor, t: Tensor) -> bool:
+    """Does the root depend on it?"""
+    if not t.requires_grad or t is root:
+        return False
+    targets = {id(value) for value in author.state.targets(t)}
+    return any(id(value) in targets for value in ancestors(author.state.read(root)))
+
+
+def second(author: Author, d: Dials) -> None:
+    """A gradient with create_graph, which is a tensor like any other afterwards."""
+    state = author.state
+    if not state.recording:
+        raise Skip
+    root = author.pick(d.y, lambda t: t.requires_grad and t.size > 0 and not t.leaf)
+    x = author.pick(d.z, partial(_can_be_asked, author, root))
+    text, seed = _seed(author, root, d.p)
+    source, targets = state.read(root), state.targets(x)
+    begin = next_order()
+    swept = sweep(state, [(source, Traced(seed))], wanted=targets, algebra=Differentiable)
+    verdict, why = _verdict(swept)
+    g = sum(
+        (swept.captured[id(value)] for value in targets if id(value) in swept.captured), start=Traced(np.zeros(x.shape))
+    )
+    depends = verdict == "never" and _matters(author, g)
+    name = author.name("g")
+    options = ([text] if text else []) + ["create_graph=True"]
+    memories = [memory for node in swept.executed for memory, _ in node.saw]
+    if depends and np.max(np.abs(g.value), initial=0.0) < LARGEST:
+        made = state.result(name, d.key, g, author.dtype, tracked=True)
+        made.writable = False
+        node = state.record(len(author.whole.lines), begin, next_order(), memories, [])
+        node.vague = node.derived = True
+    told = _pass(
+        author,
+        f"{name}, = torch.autograd.grad({', '.join([root.name, f'[{x.name}]', *options])})",
+        "second",
+        verdict,
+        why,
+    )
+    told.claim = "free.second-backward-error" if why == "freed" else "inplace.saved-modified-error"
+    author.whole.features.add("higher order")
+    for t, _ in swept.kept.values():
+        t.grad = UNKNOWN
+    if verdict == "never":
+        told.numbers.append(
+            Numbers(name, np.asarray(g.value), "create-graph.same-values", "by the chain rule", swept.size)
+        )
+    swept.arrived = {}
+    _after(author, told, swept, verdict, retain=True)
+
+
+def _matters(author: Author, g: Traced) -> bool:
+    """Is the gradient, beyond all doubt, a function of a leaf? Some derivative of it is not zero."""
+    if not isinstance(g, Traced) or not g.parents:
+        return False
+    again = sweep(author.state, [(g, np.ones(g.shape))])
+    return any(np.any(np.abs(part) > 1e-6) for _, part in again.arrived.values())

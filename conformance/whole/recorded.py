@@ -1,0 +1,216 @@
+"""Statements that make tensors: ops, views, custom Functions, checkpoints, detached tensors. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from autograd_conformance.algebra import Traced, next_order, traced_op
+from autograd_conformance.ops import OPS, Op
+from autograd_conformance.program import Apply
+from autograd_conformance.reverse import outputs
+from autograd_conformance.whole.state import Tensor
+from autograd_conformance.whole.tell import LARGEST, Author, Dials, Skip, mode_of, usable
+
+# Ops whose result hangs on ties or on where the memory lies; those that do nothing to a copy; and int results.
+_EXCLUDED = {"maximum", "minimum", "amax", "amin", "norm", "where", "max_dim", "min_dim", "sort", "reshape", "flatten",
+             "contiguous", "pow", "atan2", "var", "var_mean", "masked_select", "prod_dim"}  # fmt: skip
+SPLITS = ("unbind", "split", "chunk")
+OVERLAPPING = ("expand", "unfold")
+_TABLE: dict[str, tuple[Op, ...]] = {
+    kind: tuple(op for op in OPS.values() if op.kind == kind and op.name not in _EXCLUDED)
+    for kind in ("smooth", "binary", "view", "reduction", "contraction", "join", "several", "index")
+}
+_ORDER = (
+    "smooth",
+    "binary",
+    "binary",
+    "view",
+    "view",
+    "binary",
+    "smooth",
+    "reduction",
+    "join",
+    "several",
+    "contraction",
+    "index",
+)
+
+
+PRODUCT = """class Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.save_for_backward(x, y)
+        return x * y
+
+    @staticmethod
+    def backward(ctx, g):
+        x, y = ctx.saved_tensors
+        return g * y, g * x"""
+
+
+def apply(author: Author, d: Dials) -> None:
+    """An op of the table."""
+    kind = _ORDER[d.x * len(_ORDER) // 256]
+    table = _TABLE[kind]
+    op = table[d.q % len(table)]
+    tensors = _operands(author, op, d)
+    params = op.params([t.shape for t in tensors], d.p, d.r)
+    if params is None or not usable(op, tensors):
+        raise Skip
+    head, recording = mode_of(author, d)
+    view = kind == "view" or op.name in SPLITS
+    if view and (not recording or (tensors[0].cut and tensors[0].requires_grad) or _watched(tensors[0])):
+        raise Skip  # views under no_grad: docs/not-promised.md
+    tracked = recording and any(t.requires_grad for t in tensors)
+    shapes = op.shapes([t.shape for t in tensors], **params)
+    names = [author.name("t") for _ in shapes]
+    bound = f"{names[0]}," if op.kind == "several" and len(names) == 1 else ", ".join(names)
+    call = f"{bound} = {op.source([t.name for t in tensors], params)}"
+    if view:
+        made = _make_views(author, d, op, tensors[0], params, names)
+    else:
+        made = _make_results(author, d, op, tensors, params, names, tracked)
+    told = author.say(call, "view" if view else "op", head)
+    told.claim = "requires-grad.propagates-any" if tracked else "requires-grad.propagates-none"
+    if not recording and any(t.requires_grad for t in tensors):
+        told.claim = "no-grad.outputs"
+    for t in made:
+        author.shows(told, t, "requires-grad.value-independent", f"the value of {op.name}")
+
+
+def _watched(t: Tensor) -> bool:
+    return t.base is not None and (bool(t.hooks) or t.retains)
+
+
+def _operands(author: Author, op: Op, d: Dials) -> list[Tensor]:
+    wanted = op.arity if op.arity > 0 else 2
+    chosen: list[Tensor] = []
+    for reference in (d.y, d.z, d.flags)[:wanted]:
+        shapes = [t.shape for t in chosen]
+        chosen.append(author.pick(reference, lambda t, shapes=shapes: op.fits(shapes, t.shape)))  # type: ignore[misc]
+    return chosen
+
+
+def _make_views(
+    author: Author, d: Dials, op: Op, source: Tensor, params: dict[str, Any], names: Sequence[str]
+) -> list[Tensor]:
+    result = op.value(source.positions, **params)
+    parts = result if isinstance(result, tuple) else (result,)
+    source.viewed = True
+    # of a leaf that is itself a view, a view loses its gradient by a write: docs/findings.md
+    source.memory.split = source.memory.split or op.name in SPLITS or source.memory.hidden
+    writable = op.name not in (*SPLITS, *OVERLAPPING)
+    made = []
+    first = next_order()
+    for i, (name, positions) in enumerate(zip(names, parts, strict=True)):
+        whole = np.asarray(positions, dtype=np.int64)
+        made.append(author.state.view(name, (d.key + 31 * i) % 256, source, whole, writable=writable))
+        author.state.read(made[-1])
+        made[-1].sibling = op.name in SPLITS
+    _node(author, first, next_order(), [source], made, [], source.requires_grad)
+    return made
+
+
+def _make_results(
+    author: Author,
+    d: Dials,
+    op: Op,
+    tensors: Sequence[Tensor],
+    params: dict[str, Any],
+    names: Sequence[str],
+    tracked: bool,
+) -> list[Tensor]:
+    statement = Apply(tuple(names), op.name, tuple(t.name for t in tensors), tuple(params.items()), no_grad=not tracked)
+    parents = [author.state.read(t) for t in tensors]
+    first = next_order()
+    values = outputs(statement, parents)
+    if any(value.size > 64 or np.max(np.abs(value.value), initial=0.0) > LARGEST for value in values):
+        raise Skip
+    last = next_order()
+    made = [
+        author.state.result(name, (d.key + 31 * i) % 256, value, author.dtype, tracked=tracked)
+        for i, (name, value) in enumerate(zip(names, values, strict=True))
+    ]
+    packs = author.packs(op.source([f"x{i}" for i in range(len(tensors))], params), tensors)
+    _node(author, first, last, tensors, made, packs, tracked)
+    return made
+
+
+def _node(
+    author: Author,
+    first: int,
+    last: int,
+    tensors: Sequence[Tensor],
+    made: Sequence[Tensor],
+    packs: Sequence[str],
+    tracked: bool,
+) -> None:
+    for t in tensors:
+        t.memory.used = True
+    if not tracked:
+        return
+    slots = {f"in{i}": t.memory for i, t in enumerate(tensors)} | {f"out{i}": t.memory for i, t in enumerate(made)}
+    touched = [t.memory for t in (*tensors, *made)]
+    author.state.record(len(author.whole.lines), first, last, touched, [slots[name] for name in packs if name in slots])
+
+
+def product(author: Author, d: Dials) -> None:
+    """A custom Function beside its twin, the product."""
+    x = author.pick(d.y, lambda t: True)
+    y = author.pick(d.z, lambda t: t.shape == x.shape)
+    if author.counts.get("Product", 0) == 0:
+        author.name("Product")
+        author.say(PRODUCT, "function")
+    head, recording = mode_of(author, d)
+    tracked = recording and (x.requires_grad or y.requires_grad)
+    parents = [author.state.read(t) for t in (x, y)]
+    first = next_order()
+    value = traced_op("mul", *parents)
+    if np.max(np.abs(value.value), initial=0.0) > LARGEST:
+        raise Skip
+    name = author.name("t")
+    made = author.state.result(name, d.key, value, author.dtype, tracked=tracked)
+    _node(author, first, next_order(), [x, y], [made], ["in0", "in1"], tracked)
+    told = author.say(f"{name} = Product.apply({x.name}, {y.name})", "function", head)
+    told.claim = "function.acts-as-op"
+    author.shows(told, made, "function.acts-as-op", "the value of the product")
+
+
+def checkpointed(author: Author, d: Dials) -> None:
+    """An op in a checkpoint."""
+    x = author.pick(d.y, lambda t: True)
+    op = OPS[("sin", "tanh", "sigmoid", "cos")[d.q % 4]]
+    parents = [author.state.read(x)]
+    if author.counts.get("checkpoint", 0) == 0:
+        author.name("checkpoint")
+        author.say("from torch.utils.checkpoint import checkpoint", "import")
+    tracked = author.state.recording and x.requires_grad
+    first = next_order()
+    value = traced_op(op.name, *parents)
+    name = author.name("t")
+    made = author.state.result(name, d.key, value, author.dtype, tracked=tracked)
+    x.memory.used = True
+    if tracked:
+        node = author.state.record(len(author.whole.lines), first, next_order(), [x.memory, made.memory], [])
+        node.vague = True
+    told = author.say(f"{name} = checkpoint(torch.{op.name}, {x.name}, use_reentrant=False)", "checkpoint")
+    told.claim = "checkpoint.same-gradients"
+    author.shows(told, made, "checkpoint.same-gradients", f"the value of {op.name}")
+
+
+def detach(author: Author, d: Dials) -> None:
+    """A detached alias, or a detached copy."""
+    x = author.pick(d.y, lambda t: t.size > 0)
+    name = author.name("d")
+    if d.q % 4 == 3:
+        author.state.result(name, d.key, Traced(x.values), author.dtype, tracked=False)
+        told = author.say(f"{name} = {x.name}.detach().clone()", "detach")
+    else:
+        author.state.alias(name, d.key, x)
+        told = author.say(f"{name} = {x.name}.detach()", "detach")
+        told.shares = (name, x.name)
+    told.claim = "detach.never-requires-grad"
+    author.shows(told, author.state.live[name], "detach.storage-shared", "detach keeps the value")

@@ -1,0 +1,118 @@
+"""Statements that change flags, modes, names, hooks and gradients. No torch."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from autograd_conformance.whole.state import UNKNOWN, Hook, Tensor
+from autograd_conformance.whole.tell import Author, Dials
+from autograd_conformance.whole.words import Numbers
+
+
+def flag(author: Author, d: Dials) -> None:
+    """requires_grad_ on a leaf, or what a non-leaf answers."""
+    if d.q % 4 == 3:
+        t = author.pick(d.y, lambda t: not t.leaf)
+        text = f"{t.name}.requires_grad = False" if d.r % 2 else f"{t.name}.requires_grad_(False)"
+        author.refused(text, "flag", "requires-grad.unset-nonleaf-error", f"{t.name} is no leaf")
+        return
+    t = author.pick(d.y, lambda t: t.leaf and not (t.requires_grad or t.memory.used) and _alone(author, t))
+    t.requires_grad = True
+    if t.base is None and not t.cut:
+        author.state.own(t)
+    author.say(f"{t.name}.requires_grad_()", "flag").claim = "requires-grad.start-recording-later"
+
+
+def _alone(author: Author, t: Tensor) -> bool:
+    """No other tensor is a view of it, and it is no view."""
+    others = [o for o in author.state.aliases(t.memory) if o is not t]
+    return (t.base is None or t.cut) and not t.viewed and all(o.cut or t.cut for o in others)
+
+
+def mode(author: Author, d: Dials) -> None:
+    """A switch of the grad mode, or a block that an exception leaves."""
+    if d.q % 2:
+        inner = ("torch.no_grad()", "torch.enable_grad()", "torch.set_grad_enabled(False)")[d.x % 3]
+        text = f"try:\n    with {inner}:\n        raise KeyError\nexcept KeyError:\n    pass"
+        author.say(text, "mode")
+        author.whole.features.add("nested modes")
+        return
+    author.state.recording = not author.state.recording
+    author.say(f"torch.set_grad_enabled({author.state.recording})", "mode")
+
+
+def forget(author: Author, d: Dials) -> None:
+    """A name goes; what was made from it stays."""
+    t = author.pick(d.y, lambda t: len(author.state.live) > 2)
+    del author.state.live[t.name]
+    author.say(f"del {t.name}", "del")
+
+
+def hook(author: Author, d: Dials) -> None:
+    """A tensor hook, a post-accumulate-grad hook, or the removal of one."""
+    if d.q % 5 == 4 and author.hooks:
+        handle, t, known = author.hooks.pop(d.x % len(author.hooks))
+        t.hooks.remove(known)
+        author.say(f"{handle}.remove()", "hook").claim = "hook.remove"
+        return
+    t = author.pick(d.y, _can_be_watched)
+    log, handle = author.name("log"), author.name("handle")
+    if not t.requires_grad:
+        text = f"{t.name}.register_hook(lambda g: None)"
+        author.refused(text, "hook", "hook.needs-requires-grad", f"{t.name} does not require grad")
+        return
+    after = d.q % 5 == 3 and t.leaf
+    factor = (2.0, -1.0, 0.5)[d.p % 3] if d.q % 5 == 1 and not after else None
+    result = f"g * {factor}" if factor else "None"
+    if after:
+        text = f"{log} = []\n{handle} = {t.name}.register_post_accumulate_grad_hook(lambda p: {log}.append(1))"
+    else:
+        body = f"({log}.append(1), {result})[1]"
+        text = f"{log} = []\n{handle} = {t.name}.register_hook(lambda g: {body})"
+    made = Hook(log, factor, after)
+    t.hooks.append(made)
+    author.hooks.append((handle, t, made))
+    _watch(author, t)
+    author.say(text, "hook").claim = "hook.return-replaces" if factor else "hook.observer-is-neutral"
+
+
+def _can_be_watched(t: Tensor) -> bool:
+    return t.size > 0 and not t.sibling and not (t.base is not None and t.viewed)
+
+
+def _watch(author: Author, t: Tensor) -> None:
+    """From now on it matters which value of the memory this is."""
+    if t.leaf:
+        return
+    reading = author.state.read(t)
+    author.state.kept.append(reading)
+    author.state.watched[id(reading)] = t
+    t.memory.hooked = True
+
+
+def retain(author: Author, d: Dials) -> None:
+    """retain_grad, which a tensor that does not require grad refuses."""
+    t = author.pick(d.y, lambda t: _can_be_watched(t) and not t.retains)
+    text = f"{t.name}.retain_grad()"
+    if not t.requires_grad:
+        author.refused(text, "retain_grad", "retain-grad.needs-requires-grad", f"{t.name} does not require grad")
+        return
+    if not t.leaf:
+        t.retains = True
+        _watch(author, t)
+    author.say(text, "retain_grad").claim = "retain-grad.flag"
+
+
+def reset(author: Author, d: Dials) -> None:
+    """.grad set to None or to zeros."""
+    t = author.pick(d.y, lambda t: t.requires_grad and t.leaf and t.grad is not None)
+    if d.q % 3 == 2 and t.grad is not UNKNOWN:
+        t.grad = np.zeros(t.shape)
+        told = author.say(f"{t.name}.grad.zero_()", "reset")
+        told.numbers.append(
+            Numbers(f"{t.name}.grad", t.grad, "grad.reset-none-or-zero", "zeros were written", 1.0, t.name)
+        )
+        return
+    t.grad = None
+    told = author.say(f"{t.name}.grad = None", "reset")
+    told.cleared = (t.name,)
