@@ -4,13 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
 
 from autograd_conformance.algebra import Traced
-from autograd_conformance.nets import CLEAR, Input, Loss, Net, Parameter, embedding, entry, loss, network, slopes
+from autograd_conformance.nets import (
+    ACTIVATIONS,
+    CLEAR,
+    Input,
+    Layer,
+    Loss,
+    Net,
+    Parameter,
+    activation,
+    embedding,
+    entry,
+    linear,
+    loss,
+    network,
+    slopes,
+)
 from autograd_conformance.scenes import scene
 from autograd_conformance.stage import Stage
 
@@ -451,3 +466,378 @@ def _initialise(s: Stage, net: Net) -> None:
     for p in net.parameters:
         if attribute in ("", p.attribute):
             p.set(np.full(p.shape, value))
+
+
+# --- one parameter, many uses -----------------------------------------------------------------------------------------
+
+
+@scene("module.shared-use-sums")
+def test_shared(s: Stage) -> None:
+    """A module applied several times, or a parameter that modules share, gets the sum over its uses."""
+    x = entry(s, nodes=False)
+    size, bias = x.at.shape[-1], s.flip()
+    shared, after = linear(size, size, bias=bias), s.choose((None, *list(ACTIVATIONS)[:6]))
+    between = [] if after is None else [activation(after)]
+    how = s.number(
+        0, 3
+    )  # 0: in a loop; 1: twice in a container; 2: one weight or bias in two modules; 3: all parameters
+    uses = s.number(2, 3)
+    parts = [shared]
+    for _ in range(uses - 1):
+        follower = shared if how <= 1 else _tied(shared, size, bias=bias, all_of_them=how == 3)
+        parts += [*between, follower]
+    net = Net(s, "net", [shared, *between] if how == 0 else parts, x.dtype)
+    y = x.at
+    for _ in range(uses if how == 0 else 1):
+        y = net(y)
+    of = loss(s, y.shape, x.dtype)
+    demand_clear(s, of, y, net)
+    net.build(s)
+    of.build(s)
+    off = part(s, net.parameters[1:], proper=True) if len(net.parameters) > 1 else []
+    for p in off:
+        s.do(f"{p.path}.requires_grad_(False)")
+    for times in range(1, s.number(1, 2) + 1):
+        s.do(f"y = {x.name}\nfor _ in range({uses}):\n    y = net(y)" if how == 0 else f"y = net({x.name})")
+        s.do(f"{of.text.format('y')}.backward()")
+        look_at_grads(s, net.parameters, of(y), frozen=off, times=times)
+        look_at_input(s, x, of(y), times=times)
+
+
+def _tied(layer: Layer, size: int, *, bias: bool, all_of_them: bool) -> Layer:
+    """Another Linear, with the weight of the first, or with its bias too."""
+    other = linear(size, size, bias=bias)
+    mine = layer.parameters if all_of_them else (layer.parameters[0], *other.parameters[1:])
+    return replace(other, parameters=mine)
+
+
+# --- registration -----------------------------------------------------------------------------------------------------
+
+NODE = """class Node(torch.nn.Module):
+    pass"""
+PARAMETER = (
+    "{n}.{k} = torch.nn.Parameter({v})",
+    "{n}.register_parameter('{k}', torch.nn.Parameter({v}))",
+    "setattr({n}, '{k}', torch.nn.Parameter(data={v}, requires_grad=True))",
+)
+PLAIN = (
+    "{n}.{k} = {v}",
+    "{n}.{k} = {v}.requires_grad_()",
+    "{n}.{k} = [torch.nn.Parameter({v})]",
+    "{n}.{k} = {{'p': torch.nn.Parameter({v})}}",
+    "{n}.{k} = [torch.nn.Linear(1, 1)]",
+    "{n}.{k} = (torch.nn.Linear(1, 1), torch.nn.Linear(1, 1))",
+)
+BUFFER = ("{n}.register_buffer('{k}', {v})", "{n}.register_buffer('{k}', {v}, persistent=False)")
+CHILD = (
+    "{n}.{k} = {c}",
+    "{n}.add_module('{k}', {c})",
+    "{n}.register_module('{k}', {c})",
+    "{n}.{k} = torch.nn.ModuleList([{c}])",
+    "{n}.{k} = torch.nn.ModuleDict({{'m': {c}}})",
+    "{n}.{k} = torch.nn.Sequential({c})",
+)
+
+
+@scene("module.registration")
+def test_registration(s: Stage) -> None:
+    """Parameters and modules that are assigned are registered, each once; what else is assigned is not."""
+    s.do(NODE)
+    nodes = [f"n{i}" for i in range(1, s.number(1, 4) + 1)]
+    s.do("; ".join(f"{n} = Node()" for n in nodes))
+    below = {n: [n] for n in nodes}
+    for i, child in enumerate(nodes[1:], 1):  # each hangs below an earlier one, perhaps below two of them
+        for n in dict.fromkeys((s.choose(nodes[:i]), nodes[0] if s.flip() else nodes[i - 1])):
+            s.do(s.choose(CHILD).format(n=n, k=f"c{i}", c=child))
+            for above in nodes[:i]:
+                below[above] += [child] if n in below[above] and child not in below[above] else []
+    own: dict[str, list[str]] = {n: [] for n in nodes}  # parameters that hang on each
+    value = s.tensor(s.numbers(s.choose(((1,), (), (2, 3), (0,)))), s.choose(("float32", s.wide)))
+    for i in range(s.number(1, 5)):
+        _attach(s, own, s.choose(nodes), f"k{i}", value)
+    _look_at_trees(s, own, below)
+    if own[nodes[0]] and s.flip():
+        changed = own[nodes[0]][0]
+        s.raises(f"{changed} = {value}", "TypeError", "it is no Parameter", fragment="as parameter")
+        _look_at_trees(s, own, below)
+
+
+def _attach(s: Stage, own: dict[str, list[str]], n: str, key: str, value: str) -> None:
+    """One more attribute: a new parameter, one that another module has, or something that is none."""
+    known = [p for each in own.values() for p in each]
+    kind = s.choose(("new", "plain", "buffer", "new", "known" if known else "new"))
+    if kind == "known":
+        shared = s.choose(known)
+        s.do(f"{n}.{key} = {shared}")
+        own[n] += [shared] if shared not in own[n] else []
+    elif kind == "plain":
+        s.do(s.choose(PLAIN).format(n=n, k=key, v=value))
+    elif kind == "buffer":
+        s.do(s.choose(BUFFER).format(n=n, k=key, v=value))
+        s.equal(f"({n}.{key}.requires_grad, sum(b is {n}.{key} for b in {n}.buffers()))", (False, 1), "it is a buffer")
+    else:
+        s.do(s.choose(PARAMETER).format(n=n, k=key, v=value))
+        own[n].append(f"{n}.{key}")
+
+
+def _look_at_trees(s: Stage, own: dict[str, list[str]], below: dict[str, list[str]]) -> None:
+    """What parameters() lists, for each module."""
+    for n, others in below.items():
+        due = list(dict.fromkeys(p for other in others for p in own[other]))
+        probe = f"[sum(p is q for p in {n}.parameters()) for q in [{', '.join(due)}]]"
+        s.equal(probe, [1] * len(due), f"these hang on {n} or on what is below it, and are listed once")
+        s.equal(f"len(list({n}.parameters()))", len(due), "nothing else is a parameter")
+        mine = f"[sum(p is q for p in {n}.parameters(recurse=False)) for q in [{', '.join(own[n])}]]"
+        s.equal(mine, [1] * len(own[n]), f"these hang on {n} itself")
+
+
+# --- new modules ------------------------------------------------------------------------------------------------------
+
+# source -> number of parameters
+MODULES = (
+    ("Linear(2, 3", 2),
+    ("Linear(1, 1, bias=False", 1),
+    ("Bilinear(2, 1, 3", 2),
+    ("Conv1d(2, 2, 1", 2),
+    ("Conv2d(1, 2, (2, 1)", 2),
+    ("Conv3d(1, 1, 1, bias=False", 1),
+    ("ConvTranspose1d(1, 2, 2", 2),
+    ("ConvTranspose2d(1, 1, 2", 2),
+    ("BatchNorm1d(2", 2),
+    ("BatchNorm2d(1", 2),
+    ("BatchNorm3d(1, affine=False", 0),
+    ("InstanceNorm1d(2, affine=True", 2),
+    ("GroupNorm(1, 2", 2),
+    ("LayerNorm((2, 1)", 2),
+    ("RMSNorm(2", 1),
+    ("Embedding(3, 2", 1),
+    ("Embedding(3, 2, padding_idx=0", 1),
+    ("EmbeddingBag(3, 2", 1),
+    ("RNN(1, 2", 4),
+    ("LSTM(2, 1, num_layers=2, bidirectional=True", 16),
+    ("GRU(1, 1, bias=False", 2),
+    ("RNNCell(1, 2", 4),
+    ("LSTMCell(1, 1", 4),
+    ("GRUCell(1, 2", 4),
+    ("PReLU(3", 1),
+    ("MultiheadAttention(2, 1", 4),
+    ("TransformerEncoderLayer(2, 1, 2", 12),
+)
+MODES = (
+    "",
+    "with torch.no_grad():",
+    "with torch.set_grad_enabled(False):",
+    "with torch.no_grad(), torch.enable_grad():",
+    "with torch.enable_grad(), torch.no_grad():",
+)
+GRID = """class Grid(torch.nn.Module):
+    def __init__(self, numbers):
+        super().__init__()
+        self.numbers = torch.nn.Parameter(numbers)
+        self.more = torch.nn.ParameterList([numbers])"""
+WHAT = "[(type(p).__name__, p.is_leaf, p.requires_grad, p.grad_fn, p.grad) for p in net.parameters()]"
+
+
+@scene("module.params-require-grad")
+def test_new(s: Stage) -> None:
+    """Each parameter of a new module is a Parameter and a leaf that requires grad, whatever the mode."""
+    mode = s.choose(MODES)
+    tail = s.on.removeprefix(", ")
+    tail += s.choose(("", f", dtype=torch.{s.wide}", ", dtype=torch.float16", ", dtype=torch.bfloat16"))
+    how = s.number(0, 3)
+    if how == 3:
+        free = [t for t in s.tensors if not t.requires_grad]
+        t = s.choose(free or s.tensors[:1])
+        s.play()
+        s.do(GRID)
+        line, count = f"net = Grid({t.name}.detach())", 2
+    else:
+        chosen = [s.choose(MODULES) for _ in range(1 + how)]
+        made = [f"torch.nn.{text}{', ' if tail else ''}{tail.removeprefix(', ')})" for text, _ in chosen]
+        count = sum(number for _, number in chosen)
+        line = f"net = {made[0]}" if not how else f"net = torch.nn.Sequential({', '.join(made)})"
+    s.block(mode, line) if mode else s.do(line)
+    s.equal(WHAT, [("Parameter", True, True, None, None)] * count, "these are all new")
+
+
+# --- losses and activations -------------------------------------------------------------------------------------------
+
+ELEMENTWISE = (
+    "ReLU()", "Tanh()", "Sigmoid()", "GELU()", "Softplus()", "LeakyReLU()", "ELU()", "SELU()", "CELU()", "SiLU()", "Mish()",
+    "Hardtanh()", "Hardswish()", "Hardsigmoid()", "Hardshrink()", "Softshrink()", "Softsign()", "Tanhshrink()", "ReLU6()",
+    "LogSigmoid()", "Threshold(0.0, 0.5)", "RReLU()", "Softmin(-1)", "Softmax(-1)", "LogSoftmax(-1)", "GELU(approximate='tanh')",
+)  # fmt: skip
+# source -> its operands: f for numbers, p for numbers between 0 and 1, s for signs, c for classes
+LOSSES = (
+    ("MSELoss()", "ff"),
+    ("L1Loss()", "ff"),
+    ("SmoothL1Loss()", "ff"),
+    ("HuberLoss()", "ff"),
+    ("KLDivLoss(reduction='batchmean')", "fp"),
+    ("PoissonNLLLoss()", "ff"),
+    ("GaussianNLLLoss()", "ffp"),
+    ("BCELoss()", "pp"),
+    ("BCEWithLogitsLoss()", "fp"),
+    ("SoftMarginLoss()", "fs"),
+    ("HingeEmbeddingLoss()", "fs"),
+    ("MarginRankingLoss()", "ffs"),
+    ("CosineEmbeddingLoss()", "FFs"),
+    ("TripletMarginLoss()", "FFF"),
+    ("TripletMarginWithDistanceLoss()", "FFF"),
+    ("CrossEntropyLoss()", "Fc"),
+    ("NLLLoss()", "Fc"),
+    ("MultiMarginLoss()", "Fc"),
+    ("MultiLabelMarginLoss()", "FC"),
+    ("MultiLabelSoftMarginLoss()", "FB"),
+)
+
+
+@scene("module.losses-activations-parameterless")
+def test_parameterless(s: Stage) -> None:
+    """Losses and activations have no parameters: their output requires grad if an input does."""
+    what = s.number(0, 3)
+    if what == 2:
+        _all_of_them(s)
+    elif what % 2:
+        _a_loss(s)
+    else:
+        _an_activation(s)
+
+
+def _all_of_them(s: Stage) -> None:
+    made = [f"torch.nn.{text}" for text in (*ELEMENTWISE, *(text for text, _ in LOSSES))]
+    s.do(f"nets = [{', '.join(made)}]")
+    s.equal("[type(net).__name__ for net in nets if list(net.parameters())]", [], "these have no parameters")
+
+
+def _an_activation(s: Stage) -> None:
+    x = entry(s)
+    made = s.choose(ELEMENTWISE)
+    s.do(f"net = torch.nn.{made}")
+    s.equal("len(list(net.parameters()))", 0, "an activation has no parameters")
+    for flag in (x.requires_grad, *([not x.requires_grad] if x.paper is None and s.flip() else [])):
+        if flag != x.requires_grad:
+            s.do(f"{x.name}.requires_grad_({flag})")
+        s.equal(f"net({x.name}).requires_grad", flag, "the input alone decides")
+
+
+def _a_loss(s: Stage) -> None:
+    made, operands = s.choose(LOSSES)
+    reduction = s.choose(("", "reduction='sum'", "reduction='none'"))
+    if reduction and "reduction" not in made:
+        made = made.replace("()", f"({reduction})")
+    dtype, flags, names = s.choose(("float32", s.wide)), [], []
+    for kind in operands:
+        name, flag = s.name("x"), kind in "fFp" and s.flip()
+        s.do(f"{name} = {_operand(s, kind, dtype, flag=flag)}")
+        flags.append(flag)
+        names.append(name)
+    s.do(f"net = torch.nn.{made}")
+    s.equal("len(list(net.parameters()))", 0, "a loss has no parameters")
+    s.equal(f"net({', '.join(names)}).requires_grad", any(flags), "the inputs alone decide")
+
+
+def _operand(s: Stage, kind: str, dtype: str, *, flag: bool) -> str:
+    if kind in "cC":
+        return s.tensor([1, 0] if kind == "c" else [[1, -1], [0, 1]], "int64")
+    if kind == "B":
+        return s.tensor([[1.0, 0.0], [0.0, 1.0]], dtype)
+    if kind == "s":
+        return s.tensor([1.0, -1.0], dtype)
+    numbers = s.numbers((2, 2) if kind == "F" else (2,))
+    return s.tensor((numbers + 2.0) / 4.0 if kind == "p" else numbers, dtype, requires_grad=flag)
+
+
+# --- copies and conversions -------------------------------------------------------------------------------------------
+
+
+@scene("module.state-dict")
+def test_state_dict(s: Stage) -> None:
+    """state_dict holds the memory of the parameters; load_state_dict keeps leaves, flags and .grad."""
+    it = prepare(s, tracked=False)
+    net = it.net
+    it.build(s)
+    off = part(s, net.parameters)
+    if s.flip() and len(off) < len(net.parameters):
+        s.do(it.backward())
+    for p in off:
+        s.do(f"{p.path}.requires_grad_(False)")
+    keys = {p.path: _key(net, p.path) for p in net.parameters}
+    how = s.number(0, 3)
+    if how == 0:
+        s.do(f"state = {net.name}.state_dict()")
+        for p in net.parameters:
+            held = f"state[{keys[p.path]!r}]"
+            s.equal(
+                f"({held}.requires_grad, {held}.grad_fn, {held}.data_ptr() == {p.path}.data_ptr())",
+                (False, None, True),
+                "the state holds detached tensors in the memory of the parameters",
+            )
+            s.same(held, p.path, "it is the same memory")
+    elif how == 1:
+        s.do(f"state = {net.name}.state_dict(keep_vars=True)")
+        for p in net.parameters:
+            s.true(f"state[{keys[p.path]!r}] is {p.path}", "keep_vars=True holds the parameters themselves")
+    else:
+        _load(s, net, off, keys, assign=how == 3)
+
+
+def _key(net: Net, path: str) -> str:
+    """The name of a parameter in its network."""
+    return path.removeprefix(net.name).removeprefix(".").replace("[", ".").replace("]", "").removeprefix(".")
+
+
+def _load(s: Stage, net: Net, off: Sequence[Parameter], keys: dict[str, str], *, assign: bool) -> None:
+    """Load other numbers, once or twice, from a state of plain tensors or of another network's."""
+    text = ", assign=True" if assign else s.choose(("", ", assign=False"))
+    tracked = s.flip()
+    for _ in range(s.number(1, 2)):
+        s.do(f"before = [{', '.join(p.path for p in net.parameters)}]\ngrads = [p.grad for p in before]")
+        s.do(f"state = dict({net.name}.state_dict())")
+        for p in net.parameters:
+            p.set(1.0 - p.at.value)
+            flag = tracked and p.path.endswith("weight")
+            s.do(f"state[{keys[p.path]!r}] = {s.tensor(p.at.value, net.dtype, requires_grad=flag)}")
+        s.do(f"{net.name}.load_state_dict(state{text})")
+        for i, p in enumerate(net.parameters):
+            s.equal(
+                f"({p.path}.requires_grad, {p.path}.is_leaf, {p.path}.grad_fn, type({p.path}).__name__)",
+                (p not in off, True, None, "Parameter"),
+                "loading leaves the flags of the parameters as they are, and no trace in a graph",
+            )
+            if not assign:
+                s.equal(f"({p.path} is before[{i}], {p.path}.grad is grads[{i}])", (True, True), "numbers are copied")
+            s.close(f"{p.path}.detach()", p.at.value, "these are the numbers of the state")
+
+
+NARROW = ("float16", "bfloat16")
+
+
+@scene("module.conversion-keeps-leaf")
+def test_conversion(s: Stage) -> None:
+    """A conversion keeps parameters the same leaves with their flags, converts .grad, and training goes on."""
+    it = prepare(s, tracked=False)
+    net = it.net
+    it.build(s)
+    off = part(s, net.parameters, proper=True)
+    filled = s.flip()
+    if filled:
+        s.do(it.backward())
+    for p in off:
+        s.do(f"{p.path}.requires_grad_(False)")
+    s.do(f"before = [{', '.join(p.path for p in net.parameters)}]")
+    chain = [s.choose((s.wide, "float32", *NARROW)) for _ in range(s.number(1, 3))]
+    for dtype in chain:
+        s.do(f"{net.name}.{s.choose(_conversions(s, dtype))}")
+        for i, p in enumerate(net.parameters):
+            s.equal(
+                f"({p.path} is before[{i}], {p.path}.requires_grad, {p.path}.is_leaf, {p.path}.grad_fn, {p.path}.dtype)",
+                (True, p not in off, True, None, dtype),
+                "a conversion changes what the parameter holds, not the parameter",
+            )
+            s.equal(f"getattr({p.path}.grad, 'dtype', None)", dtype if filled else None, "a .grad is converted too")
+
+
+def _conversions(s: Stage, dtype: str) -> list[str]:
+    short = {"float64": "double()", "float32": "float()", "float16": "half()", "bfloat16": "bfloat16()"}
+    return [f"to(torch.{dtype})", short[dtype], f"to(dtype=torch.{dtype})", f"to({s.device.name!r}, torch.{dtype})"]
