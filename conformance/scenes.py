@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +15,7 @@ from autograd_conformance.judge import Settle
 from autograd_conformance.oracle import InvalidProgram
 from autograd_conformance.paper import Array, Due, Noise
 from autograd_conformance.player import Played, play
-from autograd_conformance.program import Backward, Constant, Grad, Leaf, Program
+from autograd_conformance.program import Backward, Constant, Grad, Leaf, Program, Statement, reads, writes
 from autograd_conformance.reduce import Reducer
 from autograd_conformance.reports.statements import line_source
 from autograd_conformance.scene import Check, CheckKind, Line, Scene, Script
@@ -96,7 +97,9 @@ def stage(check: SceneCheck, scene: Scene, device: DeviceLike, due: Due | None =
     if violations and _graph_is_wrong(scene.graph, device):
         excluded, violations = len(violations), []
     count = sum(c.telling for number, c in enumerate(script.checks) if number in played.seen) - excluded
-    shown = printed(check, scene, script, device) if violations else scene
+    if not violations:
+        return Staged(max(0, count), (), excluded, scene, script, tuple(played.leaks))
+    shown, violations = _without_dead_ops(printed(check, scene, script, device), script, violations)
     return Staged(max(0, count), tuple(violations), excluded, shown, script, tuple(played.leaks))
 
 
@@ -108,6 +111,28 @@ def printed(check: SceneCheck, scene: Scene, script: Script, device: DeviceLike)
     )
     raising = tuple(i for i, item in enumerate(script.items) if isinstance(item, Line) and item.raises != "never")
     return replace(scene, claim=check.claim, lines=lines, raising=raising)
+
+
+def _without_dead_ops(scene: Scene, script: Script, violations: list[Violation]) -> tuple[Scene, list[Violation]]:
+    """Without what comes after the violations, and without statements of the graph whose results nothing names."""
+    named = set(re.findall(r"\w+", " ".join(f"{v.probe} {v.before}" for v in violations)))
+    at_most = max(v.at for v in violations)
+    kept: list[int] = []
+    for i in range(at_most, -1, -1):
+        item = script.items[i]
+        if isinstance(item, Line) or any(v.at == i for v in violations) or named & {*writes(item), *_changes(item)}:
+            named.update(re.findall(r"\w+", scene.lines[i]))
+            kept.append(i)
+    kept.reverse()
+    place = {old: new for new, old in enumerate(kept)}
+    lines = tuple(scene.lines[i] for i in kept)
+    raising = tuple(place[i] for i in scene.raising if i in place)
+    return replace(scene, lines=lines, raising=raising), [replace(v, at=place[v.at]) for v in violations]
+
+
+def _changes(item: Statement) -> tuple[str, ...]:
+    """Names of tensors that a statement of a graph changes; those that make tensors change none."""
+    return () if writes(item) else reads(item)
 
 
 def _stray(check: SceneCheck, script: Script, played: Played) -> Iterator[Violation]:

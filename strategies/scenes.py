@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autograd_conformance.program import DetachInPlace, Leaf, Program
+from autograd_conformance.program import DetachInPlace, Leaf, Program, SetRequiresGrad
 from autograd_conformance.scene import Scene
 from autograd_conformance.strategies.payload import FIELD
 from autograd_conformance.strategies.programs import decode
@@ -17,8 +17,9 @@ def decode_scene(payload: bytes) -> Scene:
     graph = decode(payload[:GRAPH], leaves=LEAVES, nodes=NODES, closings=0)
     if not any(isinstance(s, Leaf) and s.requires_grad for s in graph):
         graph = decode(_tracked(payload[:GRAPH]), leaves=LEAVES, nodes=NODES, closings=0)
-    kept = tuple(s for s in graph if not isinstance(s, DetachInPlace))  # what it does to what others saved is a claim
-    return Scene(Program(kept), tuple(payload[GRAPH:]))
+    if any(isinstance(s, DetachInPlace) for s in graph):  # what it does to what others saved is a claim of its own,
+        graph = Program(tuple(s for s in graph if not isinstance(s, DetachInPlace | SetRequiresGrad)))  # and so are flags
+    return Scene(graph, tuple(payload[GRAPH:]))
 
 
 def _tracked(payload: bytes) -> bytes:
