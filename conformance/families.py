@@ -200,7 +200,7 @@ class Scenes:
     ) -> tuple[Work, Violation]:
         """A smaller graph and simpler dials."""
         with np.errstate(all="ignore"):
-            return reduced(check, work, device, violation, wanted, budget)
+            return reduced(check, work, device, violation, wanted, 3 * budget)  # scripts are quick to run
 
 
 class Wholes:
