@@ -52,6 +52,14 @@ def test_python_runs(code: str) -> None:
             del ZOO[name]
 
 
+@pytest.mark.parametrize("code", [b for b in _blocks("python") if str(b.id).startswith("findings-")])
+def test_findings_are_as_told(code: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each script prints what its comments say that it prints."""
+    exec(compile(code, "block", "exec"), {"__name__": "block"})  # noqa: S102 - our own documentation
+    told = re.findall(r"# prints (.*)$", code, flags=re.MULTILINE)
+    assert not told or capsys.readouterr().out.splitlines() == told
+
+
 @pytest.mark.parametrize(("command", "output"), list(_commands()))
 def test_command_is_known(command: str, output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cheap commands are run and print what the page shows; of others the options and environments are checked."""
