@@ -313,6 +313,8 @@ def _leaf_view() -> None:
 @fault(
     "leaf-written-before-error",
     "inplace.leaf-error",
+    "inplace.multi-view-error",
+    "inplace.no-grad-view-then-write",
     rare=True,
     witness="""
 x = torch.ones(2, requires_grad=True)
