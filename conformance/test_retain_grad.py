@@ -87,7 +87,8 @@ def test_flag(s: Stage) -> None:
     """retains_grad is a model's set of non-leaves, before and after passes, whatever is called in between."""
     s.play()
     root = s.root(interior=False)
-    watched = s.some(s.interior, least=0) + s.some(s.leaves, least=1)
+    inner = [t for t in s.above(root, root_too=True) if t.node is not None]
+    watched = s.some(inner, least=min(1, len(inner))) + s.some(s.interior, least=0) + s.some(s.leaves, least=1)
     retained: set[str] = set()
 
     def look() -> None:
@@ -96,14 +97,14 @@ def test_flag(s: Stage) -> None:
             s.equal(f"{t.name}.retains_grad", t.name in retained, because)
 
     look()
-    for _ in range(s.number(1, 4)):
+    for _ in range(s.number(1, 5)):
         what = s.choose(("retain", "retain", "backward", "again"))
         if what == "backward":
             s.backward(root, "retain_graph=True")
         elif what == "again" and retained:
             s.do(f"{s.choose(sorted(retained))}.retain_grad()")
         else:
-            t = s.choose(watched)
+            t = s.choose(inner) if inner and not s.flip() else s.choose(watched)
             if t.requires_grad:
                 s.do(f"{t.name}.retain_grad()")
             else:
@@ -141,7 +142,8 @@ def test_does_not_disturb(s: Stage) -> None:
     leaves = [t for t in inner if t.node is None and t.requires_grad]
     for t in inner:
         s.require(np.all(np.isfinite(t.value)))
-    kept = s.some([t for t in inner if t.node is not None])
+    interior = [t for t in inner if t.node is not None]
+    kept = interior if s.flip() else s.some(interior)
     s.play()
     text, _ = s.seed(root)
     call = f"{root.name}.backward({', '.join([*([text] if text else []), 'retain_graph=True'])})"
