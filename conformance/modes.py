@@ -32,6 +32,10 @@ ALIASING = ("unbind", "split", "chunk", *(name for name, op in OPS.items() if op
 DOUBTFUL = ("reshape", "flatten", "squeeze", "contiguous", "slice")
 
 
+# Inference mode, is a result an inference tensor, grad mode, does a result require grad, does it have a grad_fn.
+Seen = tuple[bool, bool, bool | None, bool, bool]
+
+
 @dataclass(frozen=True, slots=True)
 class Mode:
     """The modes of a thread.
@@ -65,9 +69,9 @@ class Mode:
         """
         return "False" not in manager or "inference" not in manager or self.grad or self.inference
 
-    def seen(self) -> tuple[bool, bool | None, bool]:
-        """What :data:`LOOK` must return; nobody says what is_grad_enabled() is in inference mode."""
-        return self.inference, None if self.inference else self.grad, self.records
+    def seen(self) -> Seen:
+        """What ``look()`` must see; nobody says what is_grad_enabled() is in inference mode."""
+        return self.inference, self.inference, None if self.inference else self.grad, self.records, self.records
 
 
 GRAD_MANAGERS = (
@@ -100,9 +104,8 @@ def look(s: Stage, x: str) -> str:
         "def look():\n"
         f"    y = {s.choose(PROBES).format(x='x')}\n"
         "    off = torch.is_inference_mode_enabled()\n"
-        "    recorded = y.requires_grad and y.grad_fn is not None\n"
-        "    assert recorded or not y.requires_grad and y.grad_fn is None\n"
-        "    log.append((off, None if off else torch.is_grad_enabled(), recorded))"
+        "    grad = None if off else torch.is_grad_enabled()\n"
+        "    log.append((off, y.is_inference(), grad, y.requires_grad, y.grad_fn is not None))"
     )
     return "list(log)"
 
@@ -124,7 +127,7 @@ class Nest:
 
     def __init__(self, s: Stage, managers: Sequence[str], *, calls: bool = False) -> None:
         self.s, self.managers, self.calls = s, managers, calls
-        self.seen: list[tuple[bool, bool | None, bool]] = []
+        self.seen: list[Seen] = []
 
     def body(self, mode: Mode, depth: int) -> tuple[list[str], Mode]:
         """Lines that run in a mode, and the mode after them."""
