@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from autograd_conformance.runner import Runner, modes, quiet, restore
+from autograd_conformance.runner import Runner, modes, numbers, quiet, restore
 from autograd_conformance.scene import Check, Item, Line, Script
 
 
@@ -60,7 +60,7 @@ def play(script: Script, device: str) -> Played:
 
 def _numbers(t: torch.Tensor) -> Any:
     """The numbers as nested lists; zeros that have no memory, as second derivatives may be, have to be cloned first."""
-    return (t.clone() if t._is_zerotensor() else t).tolist()
+    return numbers(t.clone() if t._is_zerotensor() else t)
 
 
 class _Player:
@@ -80,7 +80,7 @@ class _Player:
             error = self._do(at, item)
             if error is not None:
                 self.played.errors[at] = error
-            self._look(at, checks.get(at, ()))
+            self._look(at, checks.get(at, ()), due=isinstance(item, Line) and item.raises == "must")
             if error is not None and (not isinstance(item, Line) or item.raises == "never"):
                 self.played.stopped = at
                 return
@@ -95,11 +95,12 @@ class _Player:
             return error.with_traceback(None)
         return None
 
-    def _look(self, at: int, checks: Any) -> None:
+    def _look(self, at: int, checks: Any, *, due: bool) -> None:
+        """Look at what is due after an item; if it raised and that was not due, only at the error."""
         for number, check in checks:
             if check.kind == "raises":
                 self.played.seen[number] = self.played.errors.get(at)
-            elif at not in self.played.errors:
+            elif due or at not in self.played.errors:
                 self.played.seen[number] = self._see(check)
 
     def _see(self, check: Check) -> Any:

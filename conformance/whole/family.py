@@ -165,13 +165,14 @@ def _without(dials: tuple[int, ...], start: int, size: int) -> tuple[int, ...]:
 
 
 def _simpler(dials: tuple[int, ...], shows: Shows, budget: int) -> tuple[int, ...]:
-    """Bytes of the statements that are left turned to 0, all but the first of a slot, which says what it is."""
+    """Bytes of the statements that are left turned to 0, or to 1 where 0 means that there is no statement."""
     for i in range(len(dials)):
         slot, byte = divmod(i, SLOT)
+        least = 0 if byte or slot <= LEAVES else 1
         there = slot <= LEAVES or dials[slot * SLOT]
-        if dials[i] and there and (byte or slot <= LEAVES) and budget > 0:
+        if dials[i] > least and there and budget > 0:
             budget -= 1
-            candidate = (*dials[:i], 0, *dials[i + 1 :])
+            candidate = (*dials[:i], least, *dials[i + 1 :])
             if shows(candidate) is not None:
                 dials = candidate
     return dials

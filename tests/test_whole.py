@@ -1,0 +1,160 @@
+"""Whole programs: what they contain, that paper and torch agree, and that a fault is made small and given its claim."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import multiprocessing
+import statistics
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from autograd_conformance.claims import register
+from autograd_conformance.devices import discover
+from autograd_conformance.faults.words import plant
+from autograd_conformance.reports.script import program_source, repro
+from autograd_conformance.scene import Scene, parse
+from autograd_conformance.verdicts import Counterexample
+from autograd_conformance.whole import family
+from autograd_conformance.whole.words import Whole
+
+torch.set_num_threads(1)
+(CPU,) = discover(["cpu"])
+
+# Share of programs that have it at least.
+FLOORS = {
+    "write on a view": 0.10,
+    "hook": 0.20,
+    "error": 0.30,
+    "higher order": 0.10,
+    "nested modes": 0.15,
+    "function": 0.10,
+    "checkpoint": 0.10,
+    "retain_grad": 0.20,
+    "step": 0.20,
+    "detach": 0.20,
+    "view": 0.30,
+    "write": 0.50,
+    "reset": 0.10,
+    "grad": 0.15,
+    "del": 0.20,
+    "flag": 0.10,
+}
+
+
+@cache
+def programs() -> list[tuple[Scene, Whole]]:
+    """The first programs of the family."""
+    return [(scene, family.written(scene, CPU)) for scene in family.drawn(200, 0)]
+
+
+def test_programs_contain_everything() -> None:
+    """The floors of what occurs, two passes and more in many, and a median length of twelve lines at least."""
+    counts: Counter[str] = Counter()
+    for _, whole in programs():
+        counts.update(whole.features)
+        counts["two passes"] += sum(told.what == "backward" for told in whole.lines) >= 2
+    missed = {
+        word: counts[word] for word, least in {**FLOORS, "two passes": 0.40}.items() if counts[word] < least * 200
+    }
+    assert not missed
+    assert statistics.median(len(whole.lines) for _, whole in programs()) >= 12
+
+
+def test_a_program_is_its_dials() -> None:
+    """The same dials give the same program, and JSON keeps them."""
+    scene, whole = programs()[7]
+    back = parse(scene.to_json())
+    assert back == scene
+    assert isinstance(back, Scene)
+    assert [told.text for told in family.written(back, CPU).lines] == [told.text for told in whole.lines]
+
+
+def test_no_dials_is_one_leaf() -> None:
+    """What everything shrinks to."""
+    whole = family.written(Scene(programs()[0][0].graph, (), family.NAME), CPU)
+    assert [told.what for told in whole.lines] == ["leaf"]
+
+
+def test_claims_are_in_the_register() -> None:
+    """Every claim that a difference may be given to is one."""
+    assert set(register()) >= family.CLAIMS
+    named = {claim for _, whole in programs() for claim in family.counted(whole)}
+    assert named <= family.CLAIMS
+    assert len(named) > 25
+
+
+def test_healthy_torch_differs_nowhere() -> None:
+    """Paper and torch agree after each statement."""
+    with np.errstate(all="ignore"):
+        assert not [found for scene, _ in programs() for found in family.examined(scene, CPU)[1]]
+
+
+def test_a_printed_program_is_a_script() -> None:
+    """Its lines run with torch alone; those that must raise do."""
+    scene, whole = next(p for p in programs() if "error" in p[1].features)
+    shown = family.printed(scene, whole)
+    names: dict[str, Any] = {"torch": torch}
+    for i, line in enumerate(shown.lines):
+        guard = contextlib.suppress(RuntimeError) if i in shown.raising else contextlib.nullcontext()
+        with guard:
+            exec(compile(line, "line", "exec"), names)  # noqa: S102 - our own text
+    assert program_source(scene.graph) == "import torch\n\n"
+
+
+def _first(name: str) -> tuple[str, int, str]:
+    """Under a fault: the claim of the first difference, the size of its smallest program, and the script."""
+    torch.set_num_threads(1)
+    plant(name)
+    with np.errstate(all="ignore"):
+        for scene, _ in programs():
+            _, found = family.examined(scene, CPU)
+            if found:
+                small, _ = family.small(scene, CPU, found[0])
+                whole, again = family.examined(small, CPU)
+                shown = family.printed(small, whole)
+                text = repro(Counterexample(shown, again[0], shown.raising), "", "", "cpu")
+                return again[0].claim, shown.size(), text
+    return "", 0, ""
+
+
+def _exit(path: str, name: str = "") -> int:
+    torch.set_num_threads(1)
+    if name:
+        plant(name)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            exec(compile(Path(path).read_text(), path, "exec"), {"__name__": "__main__"})  # noqa: S102 - our own text
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+def _apart(function: Any, *arguments: Any) -> Any:
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        return pool.apply(function, arguments)
+
+
+@pytest.mark.parametrize(
+    ("fault", "claim"),
+    [
+        ("overwrites-third", "grad.accumulates-sum"),
+        ("detach-keeps-scalar", "detach.never-requires-grad"),
+        ("sin-one-percent", "backward.chain-rule"),
+        ("self-sum-counts-once", "backward.chain-rule"),
+    ],
+)
+def test_a_fault_is_made_small_and_given_its_claim(fault: str, claim: str, tmp_path: Path) -> None:
+    """Few statements are left, which say what is broken, in a script that tells fault from health."""
+    programs()  # drawn before the fault is there
+    named, size, text = _apart(_first, fault)
+    assert (named, size <= 6) == (claim, True)
+    script = tmp_path / "repro.py"
+    script.write_text(text)
+    assert (_apart(_exit, str(script)), _apart(_exit, str(script), fault)) == (0, 1)
