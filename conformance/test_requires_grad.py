@@ -290,21 +290,21 @@ def _dtypes(s: Stage) -> list[str]:
 
 def _factory(s: Stage, more: str = "") -> str:
     """A call of some factory, with ``more`` among its keywords."""
-    dtypes = [*_dtypes(s), ""]
-    call = s.choose((*FACTORIES, *LIKE) if s.tensors else FACTORIES)
+    call = s.choose(LIKE if s.tensors and s.flip() else FACTORIES)
+    dtypes = _dtypes(s)
     if any(word in call for word in RANDOM):
-        dtypes = ["float32", "float64", ""] if s.device.has("float64") else ["float32", ""]
-    dtype = s.choose(dtypes)
+        dtypes = [dtype for dtype in dtypes if dtype in ("float32", "float64")]
+    dtype = "" if s.flip() else s.choose(dtypes)
     options = (f", dtype=torch.{dtype}" if dtype else "") + ("" if "{t}" in call else s.on) + more
-    names = [t.name for t in s.tensors]
-    return call.format(n=s.choose(SHAPES), o=options, t=s.choose(names) if "{t}" in call else "")
+    like = s.choose(s.tracked if s.tracked and not s.flip() else s.tensors).name if "{t}" in call else ""
+    return call.format(n=s.choose(SHAPES), o=options, t=like)
 
 
 @scene("requires-grad.default-false")
 def test_default_false(s: Stage) -> None:
     """What a factory makes without requires_grad does not require grad, whoever asked for it before, in any mode."""
     s.play()
-    for _ in range(s.number(1, 4)):
+    for _ in range(s.number(1, 8)):
         if s.flip():
             s.do(f"{s.name('on')} = {_factory(s, ', requires_grad=True')}")
         name = s.name("f")
@@ -327,7 +327,7 @@ def _in_modes(s: Stage, line: str) -> bool:
 def test_factory_kwarg(s: Stage) -> None:
     """requires_grad=True gives a leaf that requires grad, in every grad mode, and an inference tensor in inference mode."""
     s.play()
-    for _ in range(s.number(1, 4)):
+    for _ in range(s.number(1, 8)):
         name = s.name("f")
         inference = _in_modes(s, f"{name} = {_factory(s, ', requires_grad=True')}")
         s.true(f"{name}.requires_grad", "the factory was told so")
