@@ -9,7 +9,7 @@ import numpy as np
 
 from autograd_conformance.algebra import Traced
 from autograd_conformance.ops import OPS
-from autograd_conformance.oracle import executed_nodes, pull
+from autograd_conformance.oracle import EQUALS, executed_nodes, pull
 from autograd_conformance.paper import Array, Node, Noise, Paper
 from autograd_conformance.program import Apply, Leaf, Program, Rewrap
 
@@ -96,7 +96,11 @@ class _Rounded:
         self.noise, self.dtype = noise, "float32" if narrow else "float64"
 
     def __call__(self, x: Traced) -> Traced:
-        return x + (self.noise(x.value, self.dtype) - x.value)
+        return x + (self.number(x.value) - x.value)
+
+    def number(self, value: Array) -> Array:
+        """A number, rounded."""
+        return self.noise(np.asarray(value, dtype=np.float64), self.dtype)
 
 
 def outputs(s: Apply, parents: Sequence[Traced], rounded: _Rounded | None = None) -> list[Traced]:
@@ -106,6 +110,8 @@ def outputs(s: Apply, parents: Sequence[Traced], rounded: _Rounded | None = None
         parents = [rounded(p) for p in parents]
     result = op.value(*(p.value for p in parents), **params)
     values = result if isinstance(result, tuple) else (result,)
+    if rounded is not None and op.vjp is not None and not isinstance(result, tuple) and op.name not in EQUALS:
+        values = (rounded.number(result),)  # 1 - y, say, where y is nearly 1
     vjp = op.vjp
     if vjp is None or s.no_grad:
         return [Traced(value) for value in values]
