@@ -289,23 +289,42 @@ def test_input_without_flag(s: Stage) -> None:
     for r in s.scene.graph:
         if not isinstance(r, SetRequiresGrad):  # the flags are those of the claim
             s.play([replace(r, requires_grad=False) if isinstance(r, Leaf) and r.name in off else r])
-    weight, seed = s.numbers(top.shape), s.numbers(top.shape)
-    s.do(f"w = {s.tensor(weight, top.dtype, requires_grad=True)}")
-    head, factor = s.choose((("w * {0}", weight), ("{0} * w", weight), ("{0} + w", np.ones(top.shape))))
-    s.do(f"y = {head.format(top.name)}")
-    due = s.grads((top, seed * factor)) if top.requires_grad else {}
+    layer = _linear if top.shape and s.flip() else _product
+    seed, back, params = layer(s, top)
+    due = s.grads((top, back)) if top.requires_grad else {}
     switched = {r.arg for r in s.scene.graph if isinstance(r, SetRequiresGrad)}
-    passes = s.number(1, 2)
+    looked = [t for t in s.tensors if t.node is None and t.name not in switched and (t.name in off or t.name in due)]
     s.do(f"v = {s.tensor(seed, top.dtype)}")
+    passes = s.number(1, 2)
     for i in range(passes):
         s.do(f"y.backward(v{', retain_graph=True' if i + 1 < passes else ''})")
-        s.close("w.grad", seed * (top.value if "*" in head else 1.0), "the parameter does not ask for its input's flag")
-        for t in s.tensors:
-            if t.node is not None or t.name in switched or (t.name not in off and t.name not in due):
-                continue
+        for name, g in params.items():
+            s.close(f"{name}.grad", g, "the parameter does not ask for its input's flag")
+        for t in looked:
             because = "it does not require grad" if t.name in off else "the flags of the others do not matter"
             s.close(f"{t.name}.grad", None if t.name in off else due[t.name], because)
-        s.do("; ".join(f"{t.name}.grad = None" for t in s.tensors if t.node is None) + "; w.grad = None")
+        s.do("; ".join(f"{name}.grad = None" for name in (*params, *(t.name for t in looked))))
+
+
+def _product(s: Stage, top: Paper) -> tuple[Array, Array, dict[str, Array]]:
+    """``y`` of a tensor and one parameter; a seed for it, and the gradients of the tensor and of the parameter."""
+    weight, seed = s.numbers(top.shape), s.numbers(top.shape)
+    s.do(f"w = {s.tensor(weight, top.dtype, requires_grad=True)}")
+    head = s.choose(("w * {0}", "{0} * w", "{0} + w"))
+    s.do(f"y = {head.format(top.name)}")
+    times = "*" in head
+    return seed, seed * weight if times else seed, {"w": seed * top.value if times else seed}
+
+
+def _linear(s: Stage, top: Paper) -> tuple[Array, Array, dict[str, Array]]:
+    """The same of a layer with a bias."""
+    n, m = top.shape[-1], s.number(1, 2)
+    weight, seed = s.numbers((m, n)), s.numbers((*top.shape[:-1], m))
+    s.do(f"net = torch.nn.Linear({n}, {m}, dtype=torch.{top.dtype}{s.on})")
+    s.block("with torch.no_grad():", f"net.weight.copy_({s.tensor(weight, top.dtype)})")
+    s.do(f"y = net({top.name})")
+    rows = seed.reshape(-1, m)
+    return seed, seed @ weight, {"net.weight": rows.T @ top.value.reshape(-1, n), "net.bias": rows.sum(0)}
 
 
 _READ = """
@@ -460,7 +479,7 @@ _HOLDERS = (
 def test_layout_zero_grad_keeps(s: Stage) -> None:
     """zero_grad(set_to_none=False) zeroes each .grad where it lies; the default forgets it, layout included."""
     params: list[tuple[str, Paper, bool, float]] = []
-    for _ in range(s.number(1, 2)):
+    for _ in range(s.choose((1, 2, 2, 3))):
         name, t = s.name("p"), s.choose([t for t in s.tensors if np.size(t.value)])
         turned = len(t.shape) > 1 and s.flip()
         made = f"torch.zeros({t.shape[::-1] if turned else t.shape}, dtype=torch.{t.dtype}{s.on})"

@@ -345,7 +345,7 @@ def test_only_float_complex(s: Stage) -> None:
     """Integers and bools refuse the flag, however they are asked; floating and complex tensors take it."""
     s.play()
     whole = [t.name for t in s.due.tensors.values() if t.dtype not in FLOATS]
-    for _ in range(s.number(1, 4)):
+    for _ in range(s.number(1, 6)):
         shape = s.choose(SHAPES)
         if s.number(0, 3) == 3:
             _takes(s, shape, s.choose(_dtypes(s)))
@@ -387,7 +387,7 @@ def _takes(s: Stage, shape: str, dtype: str) -> None:
 def test_any_participant_settable(s: Stage) -> None:
     """Of all tensors of a graph exactly those without a grad_fn let their flag be changed."""
     s.play()
-    for _ in range(s.number(1, 4)):
+    for _ in range(s.number(1, 6)):
         t = s.choose([*s.interior[::-1], *(t for t in s.tensors if t.node is None)])
         if t.node is None:
             for value in s.choose(((True,), (False,), (False, True), (True, False))):
@@ -469,7 +469,7 @@ def _write(
     place = s.choose(views).format(row) if rows else s.choose(("u", "u.view_as(u)"))
     held = s.flip() and place != "u"
     how = s.choose(("copy", "add", "sub", "set", *(("mul",) if first else ())))
-    factor: Array | float = {"copy": 1.0, "set": 1.0, "sub": -1.0, "add": 1.0, "mul": start}[how]
+    factor: Array | float = start if how == "mul" else -1.0 if how == "sub" else 1.0
     if how in ("copy", "set"):
         written[:] = [part for part in written if part[1] != row]
     if how == "add" and s.flip():
@@ -482,6 +482,8 @@ def _write(
         s.do(f"{place}[...] = {t.name}")
     elif how == "copy":
         s.do(f"{place}.copy_({t.name})")
+    elif how == "add" and factor == 1.0 and place.isidentifier() and s.flip():
+        s.do(f"{place} += {t.name}")
     else:
         s.do(f"{place}.{how}_({t.name}{f', alpha={factor}' if how == 'add' and factor != 1.0 else ''})")
     if held:

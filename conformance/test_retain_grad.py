@@ -176,11 +176,26 @@ def test_root_gets_gradient_arg(s: Stage) -> None:
         s.do(f"{text} = torch.stack([{text}, {text}], -1)[..., 0]")
     if text and s.flip():
         s.do(f"{text}.requires_grad_()")
+    apart = [t for t in s.interior if np.size(t.value) and t not in (root, *s.above(root)) and root not in s.above(t)]
+    if text and apart and s.flip():
+        _two_roots(s, root, seed, text, s.choose(apart), options)
+        return
     call = s.choose(("{r}.backward({a})", "torch.autograd.backward({r}, {a})", "torch.autograd.backward([{r}], {b})"))
     first, listed = ([text], [f"[{text}]"]) if text else ([], [])
     rest = [options] if options else []
     s.do(call.format(r=root.name, a=", ".join(first + rest), b=", ".join(listed + rest)).replace(", )", ")"))
     s.close(f"{root.name}.grad", seed, "backward started here with this gradient")
+
+
+def _two_roots(s: Stage, root: Paper, seed: Array, text: str, other: Paper, options: str) -> None:
+    """One pass from two roots of which neither depends on the other."""
+    values = s.numbers(other.shape)
+    s.do(f"{other.name}.retain_grad()")
+    pairs = [(root.name, text), (other.name, s.tensor(values, other.dtype))]
+    (one, first), (two, second) = pairs if s.flip() else pairs[::-1]
+    s.do(f"torch.autograd.backward([{one}, {two}], [{first}, {second}]{options and f', {options}'})")
+    s.close(f"{root.name}.grad", seed, "backward started here with this gradient")
+    s.close(f"{other.name}.grad", values, "backward started here with this gradient")
 
 
 @scene("retain-grad.after-tensor-hooks")

@@ -814,7 +814,7 @@ else:
 )
 def _nonleaf_grad_dtype() -> None:
     """A non-leaf has a grad_dtype."""
-    real: Any = torch._C.TensorBase.grad_dtype  # type: ignore[attr-defined]
+    real: Any = torch._C.TensorBase.grad_dtype
     read = property(lambda t: real.__get__(t) if t.is_leaf else t.dtype, real.__set__)
     replace(torch.Tensor, "grad_dtype", read)
 
