@@ -130,7 +130,7 @@ def test_as_tensor_keeps_history(s: Stage) -> None:
     s.play()
     parts: list[tuple[Paper, Array]] = []
     roots: list[str] = []
-    for _ in range(s.number(1, 3)):
+    for _ in range(s.number(1, 5)):
         t = s.choose([*s.interior[::-1], *(t for t in s.tensors if t.node is None)])
         name, n = s.name("y"), t.name
         how = s.choose(("same", "cast", "array", "drop"))
@@ -139,13 +139,7 @@ def test_as_tensor_keeps_history(s: Stage) -> None:
             s.do(f"{name} = {call.format(n)}")
             s.true(f"{name} is {n}", "it has the dtype and device that are asked for")
         elif how == "drop" and t.node is not None:  # a leaf has no history to drop
-            s.do(f"{name} = torch.asarray({n}, requires_grad=False)")
-            s.false(f"{name}.requires_grad", "requires_grad=False was asked for")
-            s.true(f"{name}.grad_fn is None", "it has no history")
-            s.true(f"{n}.requires_grad", f"the flag of {n} is its own")
-            if np.size(t.value):
-                s.true(f"{_pointer(name)} == {_pointer(n)}", f"it lies in the memory of {n}")
-                s.same(name, f"{n}.detach()", f"it lies in the memory of {n}")
+            _dropped(s, t, name)
             continue
         else:
             _recorded(s, t, name, array=how == "array")
@@ -160,6 +154,18 @@ def test_as_tensor_keeps_history(s: Stage) -> None:
     for leaf in s.leaves:
         if leaf.requires_grad:
             s.close(f"{leaf.name}.grad", grads.get(leaf.name), "gradients flow through what keeps the history")
+
+
+def _dropped(s: Stage, t: Paper, name: str) -> None:
+    """Make ``name`` from a non-leaf, or from a view of it, by the call that drops the history."""
+    n = f"{t.name}.mT" if len(t.shape) > 1 and s.flip() else t.name
+    s.do(f"{name} = torch.asarray({n}, requires_grad=False)")
+    s.false(f"{name}.requires_grad", "requires_grad=False was asked for")
+    s.true(f"{name}.grad_fn is None", "it has no history")
+    s.true(f"{t.name}.requires_grad", f"the flag of {t.name} is its own")
+    if np.size(t.value):
+        s.true(f"{_pointer(name)} == {_pointer(n)}", f"it lies in the memory of {t.name}")
+        s.same(name, f"{n}.detach()", f"it lies in the memory of {t.name}")
 
 
 def _recorded(s: Stage, t: Paper, name: str, *, array: bool) -> None:
@@ -184,12 +190,17 @@ def test_deepcopy_leaves_only(s: Stage) -> None:
     s.do("import copy")
     s.play()
     grads: dict[str, Array] = {}
-    if roots and s.flip():
+    if roots and s.number(0, 3):
         root = s.choose(roots[::-1])
         grads = s.grads((root, s.backward(root, "retain_graph=True")))
     parameters = {r.out for r in s.scene.graph if isinstance(r, Rewrap) and r.how == "parameter"}
-    for _ in range(s.number(1, 4)):
-        t = s.choose([*(t for t in s.tensors if t.node is None), *s.interior])
+    for _ in range(s.number(1, 5)):
+        filled = [t for t in s.tensors if t.node is None and t.name in grads]
+        t = (
+            s.choose(filled)
+            if filled and s.flip()
+            else s.choose([*(t for t in s.tensors if t.node is None), *s.interior])
+        )
         held = s.choose(("{}", "[{}]", "{{0: ({},)}}", "[1.0, {}]"))
         if t.node is not None:
             fragment = "Only Tensors created explicitly by the user"
