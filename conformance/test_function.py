@@ -251,7 +251,7 @@ class Needs(torch.autograd.Function):
 
 
 @scene("function.needs-input-grad")
-def test_needs_input_grad(s: Stage) -> None:
+def test_needs_input_grad(s: Stage) -> None:  # noqa: PLR0912, PLR0915 - a scene, told in order
     """One bool for each of up to six arguments, tensors or not; gradients for those that need none go nowhere."""
     s.play()
     s.do(NEEDS)
@@ -432,8 +432,8 @@ def test_save_for_backward(s: Stage) -> None:
     others = [
         "None",
         f"x.detach() * {s.factor()}",
-        "torch.ones(3{o})".format(o=s.on),
-        "torch.tensor([1]{o})".format(o=s.on),
+        f"torch.ones(3{s.on})",
+        f"torch.tensor([1]{s.on})",
         "x",
     ]
     chosen = [s.choose(others) for _ in range(s.number(0, 3))]
@@ -496,7 +496,7 @@ def test_mark_dirty(s: Stage) -> None:
         made = s.choose(("{} * 1.0", "{}.detach().clone()"))
         s.do(f"bad = {made.format(t.name)}")
         s.raises(
-            f"Dirty.apply(bad, None, 2.0, True, False)",
+            "Dirty.apply(bad, None, 2.0, True, False)",
             "RuntimeError",
             "what is marked dirty must be returned",
             fragment="Some elements marked as dirty during the forward method were not returned as output",
