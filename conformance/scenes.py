@@ -185,10 +185,11 @@ def _raise_violation(claim: str, due: Check, error: Exception | None) -> Violati
             return None
         return Violation(claim, due.at, "", "None", _text(error), "raises", because=due.because, mark="raised")
     names = {cls.__name__ for cls in type(error).__mro__} if error is not None else set()
-    if due.due in names and due.fragment in str(error):
+    right = not names.isdisjoint(due.due.split(" | "))
+    if right and due.fragment in str(error):
         return None
     seen = "None" if error is None else _text(error)
-    because = due.because + (f" (the message contains {due.fragment!r})" if due.due in names else "")
+    because = due.because + (f" (the message contains {due.fragment!r})" if right else "")
     return Violation(claim, due.at, "", due.due, seen, "raises", because=because)
 
 

@@ -151,7 +151,7 @@ def test_empty_inputs(s: Stage) -> None:
         options = ["", ", retain_graph=True", ", create_graph=True"]
         if "grad(" in call and "backward" not in call:
             options += [", allow_unused=True", ", materialize_grads=True"]
-        s.raises(f"{call}{s.choose(options)})", "RuntimeError", "there are no inputs", fragment="cannot be empty")
+        s.raises(f"{call}{s.choose(options)})", "RuntimeError | ValueError", "there are no inputs", fragment="empty")
         _untouched(s)
 
 
