@@ -115,6 +115,7 @@ def _inference() -> None:
 @fault(
     "complex-factory-forgets",
     "requires-grad.factory-kwarg",
+    "requires-grad.only-float-complex",
     rare=True,
     witness="""
 assert torch.ones(2, dtype=torch.complex64, requires_grad=True).requires_grad
