@@ -1,10 +1,12 @@
-"""The console command: run, list, replay, seeds."""
+"""The console command: run, devices, list, replay, seeds."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,9 +14,13 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from autograd_conformance import __version__
 from autograd_conformance.errors import UsageError, unknown
+
+if TYPE_CHECKING:
+    from autograd_conformance.devices import Survey
 
 RESTARTS = 20
 INI = Path(__file__).with_name("suite.ini")
@@ -44,6 +50,9 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--device", action="append", default=[], metavar="DEVICE", help="judge this device (repeatable; default: all)"
     )
+    run.add_argument(
+        "--setup", default="", metavar="PYTHON", help="a line of Python that makes a device known to torch"
+    )
     run.add_argument("--profile", default="default", help="smoke, default or thorough")
     run.add_argument("--seed", default="0", metavar="N", help="seed of the programs")
     run.add_argument(
@@ -58,6 +67,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.set_defaults(call=_run)
 
+    devices = commands.add_parser("devices", help="show the devices that are here, and what each can do")
+    devices.add_argument("--device", action="append", default=[], metavar="DEVICE", help="only this one (repeatable)")
+    devices.add_argument("--setup", default="", metavar="PYTHON", help="a line of Python that makes a device known")
+    devices.set_defaults(call=_devices)
+
     listing = commands.add_parser("list", help="show the claims: sentence, sources, area, what they need")
     listing.add_argument("claims", nargs="*", metavar="GLOB", help="only these")
     listing.set_defaults(call=_list)
@@ -65,6 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     replay = commands.add_parser("replay", help="run one stored program and say what is due and what was seen")
     replay.add_argument("file", metavar="FILE", help="a program as JSON, or '-' for standard input")
     replay.add_argument("--device", default="cpu")
+    replay.add_argument("--setup", default="", metavar="PYTHON", help="a line of Python that makes the device known")
     replay.set_defaults(call=_replay)
 
     seeds = commands.add_parser("seeds", help="show what two notes of 2017 taught, and the claims that check it")
@@ -77,9 +92,49 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace, rest: list[str]) -> int:
-    """Supervise a pytest run: one that a program kills is started again where it stopped."""
+    """Find the devices, then supervise one pytest run for all that can share a process and one for each other kind."""
+    from autograd_conformance.claims import select
+    from autograd_conformance.together import Whole, parts
+
+    if options.claims:
+        select(options.claims)  # a mistake is told at once
     report = Path(options.report_dir).absolute()
     work = report / ".work" / uuid.uuid4().hex[:12]
+    found = _found(options, rest)
+    if found is None:
+        return _supervised(_command(options, rest, report, work))
+    whole = Whole(found, report, work, options.claims)
+    try:
+        for folder, part in parts(found, work):
+            target = report if whole.single else folder / "report"
+            code = _supervised(_command(options, rest, target, folder, part))
+            if code == 2:
+                return code
+            whole.add(target, part, code)
+        return whole.finish()
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+        with contextlib.suppress(OSError):  # another run may still work beside us
+            work.parent.rmdir()
+
+
+def _found(options: argparse.Namespace, rest: list[str]) -> Survey | None:
+    """The devices; None if only the pytest run can tell, because its plug-ins make them."""
+    from autograd_conformance.devices import ALWAYS, survey
+
+    if options.device and not options.setup and set(options.device) <= set(ALWAYS):
+        return None
+    try:
+        return survey(options.device, options.setup)
+    except UsageError:
+        if "-p" in rest and not options.setup:
+            return None
+        raise
+
+
+def _command(
+    options: argparse.Namespace, rest: list[str], report: Path, work: Path, part: Sequence[str] | None = None
+) -> list[str]:
     command = [sys.executable, "-m", "pytest", "-c", str(INI), "--pyargs", "autograd_conformance", "-q"]
     command += [
         f"--conformance-report-dir={report}",
@@ -87,9 +142,15 @@ def _run(options: argparse.Namespace, rest: list[str]) -> int:
         f"--junitxml={report / 'junit.xml'}",
     ]
     command += [f"--conformance-profile={options.profile}", f"--conformance-seed={options.seed}"]
-    for name in ("device", "claims", "expectations"):
+    command += [f"--conformance-device={name}" for name in (options.device if part is None else part)]
+    command += [f"--conformance-setup={options.setup}"] if options.setup else []
+    for name in ("claims", "expectations"):
         command += [f"--conformance-{name}={value}" for value in getattr(options, name)]
-    command += ["-n", options.workers, *rest]
+    return [*command, "-n", options.workers, *rest]
+
+
+def _supervised(command: list[str]) -> int:
+    """A pytest run; one that a program kills is started again where it stopped."""
     environment = dict(os.environ) | {"OMP_NUM_THREADS": "1"}
     code = 1
     for _ in range(RESTARTS):
@@ -118,6 +179,18 @@ def _named(code: int) -> str:
         return f"exit code {code}"
 
 
+# --- devices ----------------------------------------------------------------------------------------------------------
+
+
+def _devices(options: argparse.Namespace, _: list[str]) -> int:
+    from autograd_conformance.devices import survey
+    from autograd_conformance.reports.devices import table
+
+    found = survey(options.device, options.setup)
+    print("\n".join(table([device.to_plain() for device in found.devices], found.failures)))
+    return 0
+
+
 # --- list -------------------------------------------------------------------------------------------------------------
 
 
@@ -142,7 +215,7 @@ def _list(options: argparse.Namespace, _: list[str]) -> int:
 def _replay(options: argparse.Namespace, _: list[str]) -> int:
     from autograd_conformance.replay import replay
 
-    return replay(_text(options.file), options.file, options.device)
+    return replay(_text(options.file), options.file, options.device, options.setup)
 
 
 def _text(name: str) -> str:

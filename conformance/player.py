@@ -58,11 +58,6 @@ def play(script: Script, device: str) -> Played:
     return player.played
 
 
-def _numbers(t: torch.Tensor) -> Any:
-    """The numbers as nested lists; zeros that have no memory, as second derivatives may be, have to be cloned first."""
-    return numbers(t.clone() if t._is_zerotensor() else t)
-
-
 class _Player:
     """One run of one script; ``names`` is what its lines see."""
 
@@ -106,7 +101,7 @@ class _Player:
     def _see(self, check: Check) -> Any:
         try:
             value = eval(probe(check.probe), self.names)  # noqa: S307 - as above
-            return _numbers(value) if check.kind == "close" and isinstance(value, torch.Tensor) else value
+            return numbers(value) if check.kind == "close" and isinstance(value, torch.Tensor) else value
         except Exception as error:  # noqa: BLE001 - a probe that raises has seen something
             return error.with_traceback(None)
 

@@ -29,6 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="DEVICE",
         help="judge this device (repeatable; default: all)",
     )
+    add("--conformance-setup", default="", metavar="PYTHON", help="a line of Python that makes a device known to torch")
     add("--conformance-profile", default="default", metavar="NAME", help="smoke, default or thorough")
     add("--conformance-seed", type=int, default=0, metavar="N", help="seed of the programs (default: 0)")
     add(
@@ -49,6 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Check what was asked for; a mistake is one line and exit code 2."""
     options = config.option
     asked = options.conformance_device or options.conformance_claims or options.conformance_expectations
+    asked = asked or options.conformance_setup
     if hasattr(config, "workerinput") or not (asked or options.conformance_profile != "default"):
         return
     _session(config).check_request()

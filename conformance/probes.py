@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from autograd_conformance.program import Backward, DetachInPlace, Grad, Program, SetGrad, Write, reads, writes
-from autograd_conformance.runner import Runner, numbers, quiet, storage_of
+from autograd_conformance.runner import Runner, quiet, readable, storage_of
 
 
 def forward_values(program: Program, device: str, *, record: bool = True) -> dict[str, Any]:
@@ -21,7 +21,7 @@ def forward_values(program: Program, device: str, *, record: bool = True) -> dic
     with quiet(), torch.set_grad_enabled(record):
         for at, statement in enumerate(program):
             runner.step(at, statement)
-    return {name: numbers(t) for name, t in runner.live.items()}
+    return {name: readable(t) for name, t in runner.live.items()}
 
 
 @dataclass(slots=True)

@@ -34,7 +34,7 @@ def all_checks() -> list[AnyCheck]:
     return [check for check in found if check is not None]
 
 
-def replay(text: str, where: str, device_name: str) -> int:
+def replay(text: str, where: str, device_name: str, setup: str = "") -> int:
     """Run a stored program or scene and print what came of it; 1 if it breaks a claim, else 0.
 
     Raises:
@@ -44,7 +44,7 @@ def replay(text: str, where: str, device_name: str) -> int:
     import torch
 
     torch.set_num_threads(1)
-    (device,) = discover([device_name])
+    (device,) = discover([device_name], setup)
     claims = register()
     checks = [c for c in all_checks() if not unsupported(claims[c.claim], device, torch.__version__)]
     try:

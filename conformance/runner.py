@@ -209,7 +209,7 @@ class Runner:
         if new.numel():
             facts[at, "same memory"] = storage_of(new) == storage_of(t) and new.storage_offset() == t.storage_offset()
         if self.values:
-            self.seen.values[at, s.arg], self.seen.values[at, s.out] = numbers(t), numbers(new)
+            self.seen.values[at, s.arg], self.seen.values[at, s.out] = readable(t), readable(new)
 
     def _detach_in_place(self, at: int, s: DetachInPlace) -> None:
         t = self.live[s.arg]
@@ -238,7 +238,7 @@ class Runner:
             t.mul_(2.0)
         if self.values:
             for name, other in self.live.items():
-                self.seen.values[at, name] = numbers(other)
+                self.seen.values[at, name] = readable(other)
 
     def _set_data(self, at: int, s: SetData) -> None:
         t, value = self.live[s.arg], self._tensor(s.value)
@@ -289,7 +289,7 @@ class Runner:
         self.seen.written[at] = [name for name, t in self.live.items() if t._version != versions[name]]
 
     def _numbers_of(self, tensors: Iterable[torch.Tensor]) -> list[Any]:
-        return [numbers(t) for t in tensors] if self.values else []
+        return [readable(t) for t in tensors] if self.values else []
 
     def _watch(self, inputs: Iterable[str]) -> None:
         """Tensors that backward was asked for get a ``.grad``, be they leaves or not."""
@@ -317,7 +317,7 @@ class Runner:
         for name, t in self.leaves.items():
             g, old = t.grad, before[name]
             if old is not None and g is not old and self.values:
-                self.seen.replaced.setdefault(at, {})[name] = numbers(old)
+                self.seen.replaced.setdefault(at, {})[name] = readable(old)
             before[name] = g
             now[name] = None if g is None else self._look_at_grad(g, old)
         self.seen.grads[at] = now
@@ -326,7 +326,7 @@ class Runner:
 
     def _look_at_grad(self, g: torch.Tensor, old: torch.Tensor | None) -> GradSeen:
         return GradSeen(
-            numbers(g) if self.values else None,
+            readable(g) if self.values else None,
             tuple(g.shape),
             _NAMES.get(g.dtype) or str(g.dtype),
             g.stride(),
@@ -380,8 +380,24 @@ def _look(t: torch.Tensor, grad: torch.Tensor | None = None) -> TensorSeen:
 
 
 def numbers(t: torch.Tensor) -> Any:
-    """The values as nested lists of floats."""
-    return t.tolist()
+    """The values as nested lists of floats.
+
+    Zeros that have no memory, as second derivatives may be, have to be cloned first.
+    """
+    if t._is_zerotensor():
+        t = t.clone()
+    if t.is_cpu:
+        return t.tolist()
+    with torch.no_grad():  # the copy to the CPU is no op of the program: torch may refuse to record one for a view
+        return t.tolist()
+
+
+def readable(t: torch.Tensor) -> Any:
+    """The values, or nan for each where the device refuses to tell them: then whatever was due is not there."""
+    try:
+        return numbers(t)
+    except RuntimeError:
+        return torch.full(tuple(t.shape), float("nan")).tolist()
 
 
 def _equal(one: Any, other: Any) -> bool:

@@ -52,7 +52,7 @@ class Session:
         """Find mistakes in the options before anything runs; a named device is tried."""
         try:
             _ = self.profile, self.selected, self.expectations
-            if self._option("device"):
+            if self._option("device") or self._option("setup"):
                 _ = self.devices
         except UsageError as error:
             pytest.exit(str(error), returncode=2)
@@ -104,19 +104,31 @@ class Session:
         """The devices of the run: the first process that needs them decides for all."""
         import torch
 
-        from autograd_conformance.devices import Device, about, discover
+        from autograd_conformance.devices import Survey, join, shared
 
         torch.set_num_threads(1)
-        with locked(self.work / "devices.lock", wait=True):
-            known = read_json(self.work / "devices.json")
-            if known is None:
-                try:
-                    found = discover(self._option("device"))
-                except UsageError as error:
-                    pytest.exit(str(error), returncode=2)
-                known = {"devices": [d.to_plain() for d in found], "target": about(found[0].name)}
-                write_json(self.work / "devices.json", known)
-        return [Device.from_plain(plain) for plain in known["devices"]]
+        try:
+            with locked(self.work / "devices.lock", wait=True):
+                known = read_json(self.work / "devices.json")
+                if known is None:
+                    known = self._survey().to_plain()
+                    write_json(self.work / "devices.json", known)
+            devices = shared(Survey.from_plain(known).devices)
+            join(device for device in devices if not device.left_out)
+        except UsageError as error:
+            pytest.exit(str(error), returncode=2)
+        return devices
+
+    def _survey(self) -> Any:
+        from autograd_conformance.devices import ALWAYS, IN_TREE, KNOWN, Survey, here, survey
+        from autograd_conformance.traits import about, unusable
+
+        wanted, setup = self._option("device"), self._option("setup")
+        kinds = {name.partition(":")[0] for name in wanted}
+        plain = wanted and not setup and not kinds & ({*IN_TREE, *KNOWN} - {*ALWAYS})
+        if plain and not any(unusable(name) for name in wanted):  # a plug-in may have made a device known
+            return Survey([here(name) for name in wanted], target=about(wanted[0]))
+        return survey(wanted, setup)
 
     # --- tests ----------------------------------------------------------------------------------------------------
 
@@ -147,10 +159,14 @@ class Session:
     def settle(self, claim_id: str, device_name: str) -> Shown:
         """Judge a claim on a device, store the result, and say what its test shows."""
         from autograd_conformance.settle import settle
+        from autograd_conformance.together import unjudged
 
         claim = self.register[claim_id]
         device = next(d for d in self.devices if d.name == device_name)
-        result = settle(self.engine, claim, self._checks[claim_id], device)
+        if device.left_out:
+            result = unjudged(claim_id, device)
+        else:
+            result = settle(self.engine, claim, self._checks[claim_id], device)
         write_json(self._result_path(claim_id, device_name), result.to_plain())
         return self._shown(claim, result)
 
@@ -173,7 +189,8 @@ class Session:
         example = result.counterexample
         if example is None:
             return argument(result, claim, "", "")
-        script = repro(example, claim.sentence, "; ".join(claim.sources), result.device)
+        setup = next(device.setup for device in self.devices if device.name == result.device)
+        script = repro(example, claim.sentence, "; ".join(claim.sources), result.device, setup)
         return argument(result, claim, str(self.report_dir / script_path(result)), script)
 
     # --- the end --------------------------------------------------------------------------------------------------

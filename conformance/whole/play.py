@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from autograd_conformance.player import code, probe
-from autograd_conformance.runner import modes, quiet, restore, storage_of
+from autograd_conformance.runner import modes, quiet, readable, restore, storage_of
 from autograd_conformance.verdicts import Violation
 from autograd_conformance.whole.state import Tensor
 from autograd_conformance.whole.words import Flags, Numbers, Told, Whole
@@ -163,7 +163,7 @@ class _Player:
             return
         if not self.values:
             return
-        got = np.array(seen.tolist(), dtype=np.float64).reshape(tuple(seen.shape))
+        got = np.array(readable(seen), dtype=np.float64).reshape(tuple(seen.shape))
         tolerance = self.tolerance * max(due.size, float(np.max(np.abs(due.due), initial=0.0)))
         if got.shape != due.due.shape or not np.all(np.abs(got - due.due) <= tolerance):
             yield Violation(

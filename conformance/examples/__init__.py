@@ -1,0 +1,1 @@
+"""Two small devices of our own: to test the suite with, and to start a backend from."""
