@@ -34,7 +34,7 @@ def backward(author: Author, d: Dials) -> None:
     options = [f"inputs=[{inputs.name}]"] if inputs else []
     options += ["retain_graph=True"] if retain else []
     call = _call(roots, [text for text, _ in seeds], options)
-    verdict, why = _verdict(swept)
+    verdict, why = _verdict(author, swept)
     told = _pass(author, call, "backward", verdict, why)
     told.claim = "free.second-backward-error" if why == "freed" else "inplace.saved-modified-error"
     _after(author, told, swept, verdict, retain=retain, asked=inputs)
@@ -55,12 +55,13 @@ def _seed(author: Author, root: Tensor, byte: int) -> tuple[str, np.ndarray]:
     return author.constant(root.shape, byte)
 
 
-def _verdict(swept: Swept) -> tuple[Any, str]:
+def _verdict(author: Author, swept: Swept) -> tuple[Any, str]:
     """Must the pass raise? And which rule says so."""
     executed = swept.executed
     if any(node.unsure for node in executed):
         return "may", ""
-    if any(node.derived for node in executed) and any(node.freed or _written(node) for node in executed):
+    bent = any(known.factor and not t.leaf for _, t, known in author.hooks)
+    if any(node.derived for node in executed) and (bent or any(node.freed or _written(node) for node in executed)):
         return "may", ""  # which of the first pass's nodes a derivative goes through, is the formulas' business
     written = [node for node in executed if _written(node)]
     if any(node.vague for node in written):
@@ -160,7 +161,7 @@ def grad(author: Author, d: Dials) -> None:
     retain = d.x >= 128
     wanted = [state.targets(t) for t in inputs]
     swept = sweep(state, [(reading, seed)], wanted=[value for values in wanted for value in values])
-    verdict, why = _verdict(swept)
+    verdict, why = _verdict(author, swept)
     name = author.name("g")
     options = ([text] if text else []) + (["retain_graph=True"] if retain else [])
     listed = ", ".join(t.name for t in inputs)
@@ -221,7 +222,7 @@ def second(author: Author, d: Dials) -> None:
     source, targets = state.read(root), state.targets(x)
     begin = next_order()
     swept = sweep(state, [(source, Traced(seed))], wanted=targets, algebra=Differentiable)
-    verdict, why = _verdict(swept)
+    verdict, why = _verdict(author, swept)
     g = sum(
         (swept.captured[id(value)] for value in targets if id(value) in swept.captured), start=Traced(np.zeros(x.shape))
     )

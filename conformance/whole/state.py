@@ -212,10 +212,22 @@ class State:
 
     # --- writes ---------------------------------------------------------------------------------------------------
 
-    def write(self, t: Tensor, value: Traced, *, tracked: bool) -> None:
-        """Put a value where ``t`` looks; ``tracked``: the write becomes part of the history."""
+    def write(self, t: Tensor, value: Traced, *, tracked: bool, part: bool = False) -> None:
+        """Put a value where ``t`` looks.
+
+        Args:
+            t: the tensor, or what of it is written.
+            value: what is written.
+            tracked: the write becomes part of the history.
+            part: what was there before stays part of the history, even if nothing of it is left.
+
+        """
         memory = t.memory
-        everything = t.positions.shape == memory.value.shape and np.array_equal(t.positions, _all(t.positions.shape))
+        everything = (
+            not part
+            and t.positions.shape == memory.value.shape
+            and np.array_equal(t.positions, _all(t.positions.shape))
+        )
         whole = value if everything else replaced(memory.value, t.positions, value)
         memory.version += 1
         if tracked:

@@ -49,9 +49,15 @@ def sweep(
     for value, seed in roots:
         inbox[id(value)] = inbox[id(value)] + seed if id(value) in inbox else seed
     nodes: dict[int, Node] = {}
+    totals: dict[Tensor, tuple[Traced, Any]] = {}  # whatever values a leaf has had, its hooks see one sum
     for value in sorted(path, key=lambda v: -v.order):
         g = inbox.get(id(value))
         if g is None:
+            continue
+        owner = state.owners.get(id(value))
+        if owner is not None:
+            known = totals.get(owner)
+            totals[owner] = (value, g if known is None else known[1] + g)
             continue
         g = _seen(state, swept, value, g)
         if targets is not None and id(value) in targets:
@@ -66,27 +72,37 @@ def sweep(
             if id(parent) in on_path and part is not None:
                 inbox[id(parent)] = inbox[id(parent)] + part if id(parent) in inbox else part
     swept.executed = list(nodes.values())
+    for owner, (value, g) in totals.items():
+        total = _hooked(swept, owner, g)
+        swept.arrived[owner.name] = (owner, total)
+        swept.captured[id(value)] = total
     return swept
 
 
 def _seen(state: State, swept: Swept, value: Traced, g: Any) -> Any:
-    """The gradient of a value is complete: hooks run, then it is kept or collected."""
-    numbers = g.value if isinstance(g, Traced) else g
-    swept.size = max(swept.size, float(np.max(np.abs(numbers), initial=0.0)))
-    owner = state.owners.get(id(value))
-    t = owner or state.watched.get(id(value))
-    if t is not None:
-        for hook in t.hooks:
-            if hook.after:
-                continue
+    """The gradient of a value that is no leaf is complete: hooks run, then it is kept if somebody asked for it."""
+    t = state.watched.get(id(value))
+    if t is None:
+        _measure(swept, g)
+        return g
+    g = _hooked(swept, t, g)
+    if t.retains:
+        swept.kept[t.name] = (t, g)
+    return g
+
+
+def _hooked(swept: Swept, t: Tensor, g: Any) -> Any:
+    _measure(swept, g)
+    for hook in t.hooks:
+        if not hook.after:
             swept.called.append(hook)
             g = g if hook.factor is None else g * hook.factor
-        if owner is not None:
-            known = swept.arrived.get(t.name)
-            swept.arrived[t.name] = (t, g if known is None else known[1] + g)
-        elif t.retains:
-            swept.kept[t.name] = (t, g)
     return g
+
+
+def _measure(swept: Swept, g: Any) -> None:
+    numbers = g.value if isinstance(g, Traced) else g
+    swept.size = max(swept.size, float(np.max(np.abs(numbers), initial=0.0)))
 
 
 def _path(state: State, roots: Sequence[Traced], wanted: Sequence[Traced] | None) -> dict[Traced, None]:

@@ -87,7 +87,7 @@ def _write(
     tensors = [x, *([y] if y else [])]
     packs = () if on_view else author.packs(text.format(x="x0", y="x1"), tensors)
     target = Tensor("", 0, x.memory, positions, x.dtype, x.requires_grad, x.leaf, base=x.base, cut=x.cut)
-    state.write(target, new if tracked else Traced(new.value), tracked=tracked)
+    state.write(target, new if tracked else Traced(new.value), tracked=tracked, part=what.startswith("index"))
     for t in tensors:
         t.memory.used = True
     if tracked:
