@@ -7,15 +7,13 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from autograd_conformance.claims import Claim
 from autograd_conformance.errors import UsageError
 from autograd_conformance.reports.script import repro_name
 from autograd_conformance.reports.text import harmless_data, one_line, shortened
 from autograd_conformance.verdicts import Result, Run
-
-if TYPE_CHECKING:
-    from autograd_conformance.claims import Claim
 
 SCHEMA = 1
 SCHEMA_FILE = Path(__file__).with_name("schema.json")
@@ -68,7 +66,12 @@ def encode(body: dict[str, Any]) -> str:
 
 
 def read(path: Path | str) -> Run:
-    """The run that a ``report.json`` tells of.
+    """The run that a ``report.json`` tells of; see :func:`load`."""
+    return load(path)[0]
+
+
+def load(path: Path | str) -> tuple[Run, dict[str, Claim]]:
+    """The run that a ``report.json`` tells of, and the claims as they stood when it was written.
 
     Raises:
         UsageError: there is no such file, or it is no whole report of this version; one line that names the file.
@@ -85,9 +88,15 @@ def read(path: Path | str) -> Run:
     if body["schema"] != SCHEMA:
         raise UsageError(f"{path}: report schema {one_line(repr(body['schema']), 40)}, this version reads {SCHEMA}")
     try:
-        return _run(body)
+        return parsed(body)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UsageError(f"{path}: damaged report: {one_line(repr(error), 200)}") from None
+
+
+def parsed(body: Mapping[str, Any]) -> tuple[Run, dict[str, Claim]]:
+    """The run and the claims of a document; whatever it raises for a damaged one, :func:`load` puts in one line."""
+    claims = {name: _claim_of(name, row) for name, row in body["claims"].items()}
+    return _run(body), claims
 
 
 def script_path(result: Result) -> str:
@@ -108,7 +117,13 @@ def _check_about(about: Mapping[str, Any]) -> None:
 
 
 def _claim(claim: Claim) -> dict[str, Any]:
-    return {"sentence": claim.sentence, "area": claim.area, "sources": list(claim.sources)}
+    plain = {"sentence": claim.sentence, "area": claim.area, "sources": list(claim.sources)}
+    return plain | {"core": claim.core, "needs": list(claim.needs)}
+
+
+def _claim_of(name: str, row: Mapping[str, Any]) -> Claim:
+    core, needs = bool(row.get("core", False)), tuple(row.get("needs", ()))
+    return Claim(name, row["sentence"], tuple(row["sources"]), row["area"], core, needs)
 
 
 def _result(result: Result) -> dict[str, Any]:
@@ -120,7 +135,7 @@ def _result(result: Result) -> dict[str, Any]:
     return plain | {"counterexample": example | {"violation": violation}, "script": script_path(result)}
 
 
-def _run(body: dict[str, Any]) -> Run:
+def _run(body: Mapping[str, Any]) -> Run:
     rows = [{name: value for name, value in row.items() if name != "script"} for row in body["results"]]
     own = {field.name for field in dataclasses.fields(Run)}
     unknown = [name for name in body if name not in {*ABOUT, *own, *_DERIVED}]

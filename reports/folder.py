@@ -1,4 +1,4 @@
-"""The folder that a run leaves behind: report.json, the badge, one script for each counterexample."""
+"""The folder that a run leaves behind: report.json, and all that is derived from it for people and machines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autograd_conformance.reports.badge import badge, svg
-from autograd_conformance.reports.document import document, encode, script_path
+from autograd_conformance.reports.document import document, encode, parsed, script_path
+from autograd_conformance.reports.html import index
 from autograd_conformance.reports.script import repro
 from autograd_conformance.reports.text import harmless
 from autograd_conformance.verdicts import Result, Run
@@ -22,9 +23,9 @@ BADGES = ("badge.json", "badge.svg")
 
 
 def write(run: Run, claims: Mapping[str, Claim], directory: Path | str) -> list[Path]:
-    """Write report, badge and scripts, each file whole or not at all; the paths written, ``report.json`` first.
+    """Write report, page, badge and scripts, each file whole or not at all; the paths written, ``report.json`` first.
 
-    A run of selected claims gets no badge, and takes away the one that an earlier run left in the folder.
+    All else is made from what ``report.json`` says, so that it can be made again from that file alone. A run of selected claims gets no badge, and takes away the one that an earlier run left in the folder.
     The report is written last, so that the scripts it names are there.
 
     Raises:
@@ -32,11 +33,14 @@ def write(run: Run, claims: Mapping[str, Claim], directory: Path | str) -> list[
 
     """
     folder = Path(directory)
+    body = document(run, claims)
+    run, claims = parsed(body)
     texts = {script_path(result): script(run, result, claims) for result in run.results if result.counterexample}
     if run.complete:
         shown = badge(run)
         texts |= dict(zip(BADGES, (json.dumps(shown, indent=1) + "\n", svg(shown)), strict=True))
-    texts["report.json"] = encode(document(run, claims))
+    texts["index.html"] = index(run, claims)
+    texts["report.json"] = encode(body)
     paths = [put(folder / name, text) for name, text in texts.items()]
     for name in BADGES:
         if name not in texts:

@@ -14,6 +14,8 @@ from autograd_conformance.verdicts import Counterexample, Violation
 __all__ = ["program_source", "repro", "repro_name", "statement_source"]
 
 _TENSOR = "seen = None if seen is None else seen.detach().cpu().double()"
+# What ast.parse raises: also lone surrogates, null bytes, and brackets nested too deep.
+_NO_LITERAL = (SyntaxError, ValueError, RecursionError, MemoryError)
 _FAR = "seen is None or seen.shape != due.shape or not torch.allclose(seen, due, rtol=0.0, atol={}, equal_nan=True)"
 
 
@@ -128,7 +130,7 @@ def _has_numbers(literal: str) -> bool:
     """Is there any element in the nested lists? Anything that is no literal counts as one."""
     try:
         nodes = list(ast.walk(ast.parse(literal, mode="eval")))
-    except SyntaxError:
+    except _NO_LITERAL:
         return True
     return any(not isinstance(node, ast.Expression | ast.List | ast.Load) for node in nodes)
 
@@ -137,6 +139,6 @@ def _names_non_finite(literal: str) -> bool:
     """Does the literal use the bare names that ``repr`` gives to floats that are not finite?"""
     try:
         nodes = ast.walk(ast.parse(literal, mode="eval"))
-    except SyntaxError:
+    except _NO_LITERAL:
         return False
     return any(isinstance(node, ast.Name) and node.id in ("inf", "nan") for node in nodes)

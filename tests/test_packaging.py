@@ -93,7 +93,8 @@ def test_wheel_holds_what_is_needed_and_no_more(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     needed = {
         *("py.typed", "claims.toml", "seeds.toml", "expectations.toml", "suite.ini", "plugin.py", "cli.py"),
-        *("reports/schema.json", "strategies/programs.py", "ops/__init__.py", "faults/__main__.py"),
+        *("reports/schema.json", "reports/templates/index.html.jinja", "reports/templates/index.js"),
+        *("reports/templates/index.css", "strategies/programs.py", "ops/__init__.py", "faults/__main__.py"),
         *(path.name for path in (ROOT / "conformance").glob("test_*.py")),
     }
     assert {f"{NAME}/{name}" for name in needed} <= names
