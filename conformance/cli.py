@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autograd_conformance import __version__, reporting
+from autograd_conformance import __version__
 from autograd_conformance.errors import UsageError, unknown
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     devices = commands.add_parser("devices", help="show the devices that are here, and what each can do")
     devices.add_argument("--device", action="append", default=[], metavar="DEVICE", help="only this one (repeatable)")
     devices.add_argument("--setup", default="", metavar="PYTHON", help="a line of Python that makes a device known")
+    devices.add_argument("--example", metavar="FILE", help="write a device in pure Python to start from, and do no more")
     devices.set_defaults(call=_devices)
 
     listing = commands.add_parser("list", help="show the claims: sentence, sources, area, what they need")
@@ -85,7 +86,6 @@ def _parser() -> argparse.ArgumentParser:
     seeds = commands.add_parser("seeds", help="show what two notes of 2017 taught, and the claims that check it")
     seeds.add_argument("--report", metavar="FILE", help="a report.json: show the verdict on each claim in it as well")
     seeds.set_defaults(call=_seeds)
-    reporting.add(commands)
     return parser
 
 
@@ -184,11 +184,24 @@ def _named(code: int) -> str:
 
 
 def _devices(options: argparse.Namespace, _: list[str]) -> int:
+    if options.example:
+        return _example(Path(options.example))
     from autograd_conformance.devices import survey
     from autograd_conformance.reports.devices import table
 
     found = survey(options.device, options.setup)
     print("\n".join(table([device.to_plain() for device in found.devices], found.failures)))
+    return 0
+
+
+def _example(path: Path) -> int:
+    source = Path(__file__).parent / "examples" / "npy.py"
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(source.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+    print(f"wrote {path}; its device is made known by: import {path.stem}; {path.stem}.init('mine')")
     return 0
 
 

@@ -27,7 +27,7 @@ PACKAGES = ("numpy", "hypothesis", "pytest", "pytest-xdist")
 def close(session: Session) -> Run:
     """Put the run together and remove the working folder."""
     found = read_json(session.work / "devices.json") or {"devices": [], "target": {}}
-    engine = Engine(session.work, session.profile, session.seed, (), (), "")
+    engine = Engine(session.work, session.profile, session.seed, (), (), "", shares=session.shares)
     rows = [(claim, device, result or _lost(engine, claim, device)) for claim, device, result in session.results()]
     results = tuple(result for *_, result in rows)
     pairs = dict.fromkeys((r.family, r.device) for r in results if r.family and r.verdict is not Verdict.UNSUPPORTED)

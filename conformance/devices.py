@@ -23,6 +23,7 @@ from autograd_conformance.errors import UsageError, unknown
 
 SETUP = 300  # seconds that an import may take: a backend may have to be compiled
 STEP = 60  # seconds that one trait may take
+FOUND = "found"  # among the names of devices: all that are here
 ALWAYS = ("cpu", "meta")
 IN_TREE = (*ALWAYS, "cuda", "xpu", "mps", "mtia", "hpu")
 
@@ -35,19 +36,21 @@ class Known:
         setup: the line of Python.
         module: the package that must be there.
         asked: it is judged only if it is asked for.
+        share: it is slow, and runs the first of so many parts of the programs.
 
     """
 
     setup: str
     module: str
     asked: bool = False
+    share: int = 1
 
 
 KNOWN = {
-    "lazy": Known("import torch._lazy.ts_backend; torch._lazy.ts_backend.init()", "torch", asked=True),
-    "npy": Known("import autograd_conformance.examples.npy as npy; npy.init()", "numpy", asked=True),
-    "twin": Known("import autograd_conformance.examples.twin as twin; twin.init()", "torch", asked=True),
-    "xla": Known("import os; os.environ.setdefault('PJRT_DEVICE', 'CPU'); import torch_xla", "torch_xla"),
+    "lazy": Known("import torch._lazy.ts_backend; torch._lazy.ts_backend.init()", "torch", asked=True, share=10),
+    "npy": Known("import autograd_conformance.examples.npy as npy; npy.init()", "numpy", asked=True, share=10),
+    "twin": Known("import autograd_conformance.examples.twin as twin; twin.init()", "torch", asked=True, share=10),
+    "xla": Known("import os; os.environ.setdefault('PJRT_DEVICE', 'CPU'); import torch_xla", "torch_xla", share=20),
     "vulkan": Known("import torchvulkan", "torchvulkan"),
     "jax": Known("import torchax; torchax.enable_globally()", "torchax"),
 }
@@ -68,6 +71,7 @@ class Device:
         facts: what else was seen; excuses nothing.
         left_out: why no program can run on it; empty if some can.
         ended: how the child died that tried it: ``crashed`` or ``hung``; else empty.
+        share: it runs the first of so many parts of the programs; more than 1 for a slow one.
 
     """
 
@@ -80,6 +84,7 @@ class Device:
     facts: dict[str, str] = field(default_factory=dict)
     left_out: str = ""
     ended: str = ""
+    share: int = 1
 
     def has(self, trait: str) -> bool:
         """Does the device have a trait?"""
@@ -134,7 +139,7 @@ def survey(wanted: Sequence[str] = (), setup: str = "", limits: tuple[float, flo
     """All devices of this machine, or the wanted ones.
 
     Args:
-        wanted: names of devices; none for all.
+        wanted: names of devices, among them perhaps "found"; none for all that are here.
         setup: a line of Python that makes a device known to torch.
         limits: seconds for a setup, and for each step after it.
 
@@ -142,6 +147,8 @@ def survey(wanted: Sequence[str] = (), setup: str = "", limits: tuple[float, flo
         UsageError: a wanted device is not there, or the setup raises.
 
     """
+    if FOUND in wanted:
+        return _with_all(wanted, setup, limits)
     result = Survey()
     for line, names in _groups(wanted, setup).items():
         child = _Child(line, names, limits)
@@ -153,6 +160,18 @@ def survey(wanted: Sequence[str] = (), setup: str = "", limits: tuple[float, flo
     for name in wanted:
         if name not in {device.name for device in result.devices}:
             raise unknown("device", name, [device.name for device in result.devices])
+    return result
+
+
+def _with_all(wanted: Sequence[str], setup: str, limits: tuple[float, float]) -> Survey:
+    """The named devices, and all others that are here."""
+    named = [name for name in wanted if name != FOUND]
+    result = survey(named, setup, limits) if named else Survey()
+    everything = survey((), "" if named else setup, limits)
+    known = {device.name for device in result.devices}
+    result.devices += [device for device in everything.devices if device.name not in known]
+    result.failures |= everything.failures
+    result.target = result.target or everything.target
     return result
 
 
@@ -299,7 +318,9 @@ class _Child:
             return Device(row["left_out"], row["found"], (), {}, self.setup, count, left_out=reason, ended=ended)
         missing = {trait: reason for trait, reason in row["traits"].items() if reason}
         traits = tuple(trait for trait in row["traits"] if trait not in missing)
-        return Device(row["name"], row["found"], traits, missing, self.setup, row["count"], row["facts"])
+        known = KNOWN.get(row["name"].partition(":")[0])
+        share = known.share if known else 1
+        return Device(row["name"], row["found"], traits, missing, self.setup, row["count"], row["facts"], share=share)
 
     def _died(self, name: str) -> bool:
         return "make a tensor" in self.skip.get(name, {})

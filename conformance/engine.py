@@ -115,7 +115,10 @@ def chain(digests: Iterable[str]) -> str:
 
 @dataclass(slots=True)
 class Engine:
-    """Judges families in a working folder; results are kept there and in memory."""
+    """Judges families in a working folder; results are kept there and in memory.
+
+    ``shares`` says of slow devices that they run only the first of so many parts of the programs.
+    """
 
     folder: Path
     profile: Profile
@@ -124,6 +127,7 @@ class Engine:
     expectations: Sequence[Expectation]
     torch_version: str
     done: dict[tuple[str, str], Family] = field(default_factory=dict)
+    shares: dict[str, int] = field(default_factory=dict)
 
     def family(self, name: str, device: Device) -> Family:
         """The judgement of a family on a device; works on what is left of it first."""
@@ -140,7 +144,11 @@ class Engine:
     def _shards(self, name: str, device: str) -> list[Shard]:
         folder = self.folder / slug(device) / name
         count, _ = kind_of(name).shards(self.profile)
-        return [Shard(folder, i) for i in range(count)]
+        return [Shard(folder, i) for i in range(-(-count // self.shares.get(device, 1)))]
+
+    def evidence(self, device: str) -> int:
+        """In how many programs a wrong result must have been able to show."""
+        return -(-self.profile.evidence // self.shares.get(device, 1))
 
     def _take(self, shard: Shard, name: str, device: Device, *, wait: bool) -> None:
         if shard.result is not None:

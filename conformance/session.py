@@ -154,7 +154,13 @@ class Session:
         from autograd_conformance.engine import Engine
 
         checks = sorted(self._checks.values(), key=lambda check: check.claim)
-        return Engine(self.work, self.profile, self.seed, checks, self.expectations, torch.__version__)
+        return Engine(self.work, self.profile, self.seed, checks, self.expectations, torch.__version__, shares=self.shares)
+
+    @property
+    def shares(self) -> dict[str, int]:
+        """Per device, of how many parts of the programs it runs the first."""
+        known = read_json(self.work / "devices.json") or {"devices": []}
+        return {plain["name"]: plain["share"] for plain in known["devices"]}
 
     def settle(self, claim_id: str, device_name: str) -> Shown:
         """Judge a claim on a device, store the result, and say what its test shows."""

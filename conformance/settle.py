@@ -43,7 +43,7 @@ def settle(engine: Engine, claim: Claim, check: AnyCheck, device: Device) -> Res
         expected_violations=found.expected,
         excluded=family.excluded if claim.id == "grad.accumulates-sum" else 0,
     )
-    return _Settler(check, device, entries, engine.profile.evidence).result(base, found, family)
+    return _Settler(check, device, entries, engine.evidence(device.name)).result(base, found, family)
 
 
 def ended(base: Result, deaths: Sequence[tuple[str, str]]) -> Result:
