@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autograd_conformance import __version__
+from autograd_conformance import __version__, reporting
 from autograd_conformance.errors import UsageError, unknown
 
 if TYPE_CHECKING:
@@ -86,6 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     seeds = commands.add_parser("seeds", help="show what two notes of 2017 taught, and the claims that check it")
     seeds.add_argument("--report", metavar="FILE", help="a report.json: show the verdict on each claim in it as well")
     seeds.set_defaults(call=_seeds)
+    reporting.add(commands)
     return parser
 
 
