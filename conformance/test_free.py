@@ -115,22 +115,32 @@ def test_whole_graph(s: Stage) -> None:
     way = s.choose(("backward", "grad", "inputs"))
     s.do(_WALK)
     s.play()
-    seed, _ = s.seed(root)
-    given, names = f"{seed}, " if seed else "", ", ".join(t.name for t in some)
-    s.do(f"before = walk({root.name}.grad_fn, [])\nedges = [node.next_functions for node in before]")
+    y, side = root.name, way != "backward" and s.flip()
+    if side:  # a branch of its own, that leads to none of the inputs
+        own = s.numbers((2,))
+        s.do(f"w = {s.tensor(own, requires_grad=True)}")
+        s.do(f"u = {s.choose(('w * w', 'w ** 2'))}\ny = {root.name} + u.sum()")
+        y = "y"
+    wide = s.wide if side and not root.shape else root.dtype
+    s.do(f"v = {s.tensor(s.numbers(root.shape), wide)}")
+    names = ", ".join(t.name for t in some)
+    s.do(f"before = walk({y}.grad_fn, [])\nedges = [node.next_functions for node in before]")
     targets = None if way == "backward" else some
     executed = executed_nodes([root], targets)
     if way == "backward":
-        s.do(f"{root.name}.backward({seed})")
+        s.do(f"{y}.backward(v)")
     elif way == "inputs":
-        s.do(f"{root.name}.backward({given}inputs=[{names}])")
+        s.do(f"{y}.backward(v, inputs=[{names}])")
     else:
-        s.do(f"torch.autograd.grad({root.name}, [{names}], {seed or None})")
-    s.true(f"walk({root.name}.grad_fn, []) == before", "nodes live as long as an output does")
+        s.do(f"torch.autograd.grad({y}, [{names}], v)")
+    s.true(f"walk({y}.grad_fn, []) == before", "nodes live as long as an output does")
     s.true("[node.next_functions for node in before] == edges", "so do edges")
     for t in s.tracked:
         if t.is_leaf:
             s.do(f"{t.name}.grad = None")
+    if side:
+        s.succeeds("u.backward(torch.ones_like(u))", "the first pass executed none of this")
+        s.close("w.grad", 2.0 * own, "the gradient of the sum of w ** 2, of which nothing was freed")
     rest = [t for t in s.interior if np.size(t.value) and not set(executed_nodes([t])) & set(executed)]
     count = s.number(1, 2)
     for other in [t for t in rest if s.flip()][:count] or rest[-1:]:
