@@ -145,7 +145,11 @@ def _fitting(s: Stage, found: Paper) -> list[Paper]:
 # Ops that torch records as one node whose inputs are the operands, with the operands that are differentiable.
 _BINARY = ("add", "sub", "mul", "div", "pow", "atan2", "maximum", "minimum", "lerp", "bmm", "mv", "dot")
 _UNARY = ("neg", "sin", "cos", "tanh", "sigmoid", "atan", "exp", "log", "sqrt", "relu", "abs", "clone")
-_DIRECT: dict[str, tuple[int, ...]] = dict.fromkeys(_BINARY, (0, 1)) | dict.fromkeys(_UNARY, (0,)) | {"where": (1, 2)}
+_DIRECT: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys(_BINARY, (0, 1)),
+    **dict.fromkeys(_UNARY, (0,)),
+    "where": (1, 2),
+}
 
 _ACYCLIC = """def acyclic(node, above=()):
     return node is None or (node not in above and all(acyclic(n, (*above, node)) for n, _ in node.next_functions))"""

@@ -186,7 +186,7 @@ def test_buffers_released(s: Stage) -> None:
     if extra:
         lines += ["now = 'y'", f"y = {s.choose(_NONLINEAR[:5]).format(t=root.name)}"]
     s.block("with torch.autograd.graph.saved_tensors_hooks(pack, lambda box: box.t):", *lines)
-    y, executed = "y" if extra else root.name, {s.scene.graph.statements[n.at].outs[0] for n in executed_nodes([root])}
+    y, executed = "y" if extra else root.name, {writes(s.scene.graph.statements[n.at])[0] for n in executed_nodes([root])}
     executed |= {"y"} if extra else set()
     s.do("packed = left()")
     if extra:
@@ -226,7 +226,7 @@ def test_saved_attr_after_free(s: Stage) -> None:
     s.do(_SAVED)
     s.play()
     s.do(f"y = {s.choose(_NONLINEAR[:5]).format(t=root.name)}")
-    names = {s.scene.graph.statements[n.at].outs[0]: n for n in executed_nodes([root])}
+    names = {writes(s.scene.graph.statements[n.at])[0]: n for n in executed_nodes([root])}
     direct = [out for out, n in names.items() if any(o.name == out and o.node is n for o in n.outs)]
     watched = ["y", *(s.some(direct) if direct else [])]
     s.do(f"nodes = [t.grad_fn for t in [{', '.join(watched)}]]\nheld = [saved(node) for node in nodes]")

@@ -326,10 +326,14 @@ def _dict_last() -> None:
     _wrap("backward", change)
 
 
+def _plain_dict(mapping: Any) -> dict[Any, Any]:
+    return mapping if type(mapping) is dict else dict(mapping)
+
+
 def _any_mapping(name: str, kinds: tuple[type, ...]) -> None:
     def change(original: Call, args: tuple[Any, ...], kwargs: Arguments) -> Any:
-        args = tuple(dict(a) if isinstance(a, kinds) and type(a) is not dict else a for a in args)
-        kwargs = {k: dict(v) if isinstance(v, kinds) and type(v) is not dict else v for k, v in kwargs.items()}
+        args = tuple(_plain_dict(a) if isinstance(a, kinds) else a for a in args)
+        kwargs = {k: _plain_dict(v) if isinstance(v, kinds) else v for k, v in kwargs.items()}
         return original(*args, **kwargs)
 
     _wrap(name, change)

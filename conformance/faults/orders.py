@@ -810,7 +810,7 @@ def _bases() -> None:
     def change(error: Exception) -> Exception:
         base = type(error).__base__
         own = type(error).__module__ not in ("builtins", "torch") and base is not Exception
-        return base(*error.args) if own and base is not None else error  # type: ignore[return-value]
+        return base(*error.args) if own and base is not None else error
 
     _errors(change)
 
