@@ -42,6 +42,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help=f"where the report goes (default: {DEFAULT_REPORT})",
     )
     add("--conformance-expectations", action="append", default=[], metavar="FILE", help="known deviations (repeatable)")
+    add(
+        "--conformance-baseline",
+        default=None,
+        metavar="FILE",
+        help="report.json of an earlier run: say what has changed, and fail if something is newly broken",
+    )
     add("--conformance-work", default=None, metavar="DIR", help="working folder of a run that is resumed")
 
 
@@ -49,11 +55,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Check what was asked for; a mistake is one line and exit code 2."""
     options = config.option
+    if options.conformance_baseline and not hasattr(config, "workerinput"):
+        _check_baseline(config)
     asked = options.conformance_device or options.conformance_claims or options.conformance_expectations
     asked = asked or options.conformance_setup
     if hasattr(config, "workerinput") or not (asked or options.conformance_profile != "default"):
         return
     _session(config).check_request()
+
+
+def _check_baseline(config: pytest.Config) -> None:
+    """A baseline that is no report is found before anything runs."""
+    from autograd_conformance.errors import UsageError
+    from autograd_conformance.reports.document import read
+
+    try:
+        read(config.option.conformance_baseline)
+    except UsageError as error:
+        pytest.exit(str(error), returncode=2)
 
 
 def _session(config: pytest.Config) -> Session:
@@ -124,8 +143,16 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         return
     ours = _session(session.config)
     ours.leave()
-    if not hasattr(session.config, "workerinput") and ours.report():
+    if hasattr(session.config, "workerinput"):
+        return
+    if ours.report():
         session.exitstatus = 3
+    elif ours.lines and session.config.option.conformance_baseline:
+        from autograd_conformance.baseline import held
+
+        lines, code = held(session.config.option.conformance_baseline, ours.report_dir / "report.json")
+        ours.lines += lines
+        session.exitstatus = max(code, session.exitstatus)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

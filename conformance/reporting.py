@@ -1,8 +1,9 @@
-"""The commands that work on reports: report."""
+"""The commands that work on reports and on the register: report, merge, diff, explain."""
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +16,27 @@ if TYPE_CHECKING:
 
 def add(commands: Any) -> None:
     """Add the commands to the parser."""
-    report = commands.add_parser("report", help="make page, badge and scripts again from a report.json")
+    report = commands.add_parser("report", help="make page, summary, badge and scripts again from a report.json")
     report.add_argument("file", metavar="FILE", help="the report.json")
     report.add_argument("--out", default="conformance-report", metavar="DIR", help="where they go")
     report.set_defaults(call=_report)
+
+    merge = commands.add_parser("merge", help="put reports of several devices, machines or versions together")
+    merge.add_argument("files", nargs="+", metavar="FILE", help="a report.json")
+    merge.add_argument("--out", default="conformance-report", metavar="DIR", help="where the report goes")
+    merge.set_defaults(call=_merge)
+
+    diff = commands.add_parser("diff", help="compare two reports; exit code 1 if something is newly broken")
+    diff.add_argument("old", metavar="OLD", help="a report.json")
+    diff.add_argument("new", metavar="NEW", help="another one")
+    diff.add_argument("--json", action="store_true", help="print JSON")
+    diff.add_argument("--anyway", action="store_true", help="compare although the programs are not the same")
+    diff.set_defaults(call=_diff)
+
+    explain = commands.add_parser("explain", help="explain a claim: sentence, sources, and a small example as a script")
+    explain.add_argument("claim", metavar="CLAIM", help="its id")
+    explain.add_argument("--device", default="cpu", help="the device of the example (default: cpu)")
+    explain.set_defaults(call=_explain)
 
 
 def _report(options: argparse.Namespace, _: list[str]) -> int:
@@ -26,6 +44,15 @@ def _report(options: argparse.Namespace, _: list[str]) -> int:
 
     run, claims = load(options.file)
     return _write(run, claims, options.out)
+
+
+def _merge(options: argparse.Namespace, _: list[str]) -> int:
+    from autograd_conformance.reports.document import load
+    from autograd_conformance.reports.merge import merged
+
+    loaded = [load(file) for file in options.files]
+    claims = {name: claim for _, known in loaded for name, claim in known.items()}
+    return _write(merged([run for run, _ in loaded]), claims, options.out)
 
 
 def _write(run: Run, claims: Mapping[str, Claim], directory: str) -> int:
@@ -36,4 +63,25 @@ def _write(run: Run, claims: Mapping[str, Claim], directory: str) -> int:
     except OSError as error:
         raise UsageError(f"cannot write to {directory}: {error.strerror or error}") from None
     print(f"{len(paths)} files in {directory}")
+    return 0
+
+
+def _diff(options: argparse.Namespace, _: list[str]) -> int:
+    from autograd_conformance.reports.diff import changes, newly_broken, plain, told
+    from autograd_conformance.reports.document import read
+
+    old, new = read(options.old), read(options.new)
+    found = changes(old, new, anyway=options.anyway)
+    print(json.dumps(plain(old, new, found), indent=1) if options.json else "\n".join(told(old, new, found)))
+    return 1 if newly_broken(found) else 0
+
+
+def _explain(options: argparse.Namespace, _: list[str]) -> int:
+    import torch
+
+    from autograd_conformance.devices import discover
+    from autograd_conformance.explain import explained
+
+    (device,) = discover([options.device])
+    print("\n".join(explained(options.claim, device, torch.__version__)))
     return 0

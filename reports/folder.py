@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 from autograd_conformance.reports.badge import badge, svg
 from autograd_conformance.reports.document import document, encode, parsed, script_path
 from autograd_conformance.reports.html import index
-from autograd_conformance.reports.script import repro
-from autograd_conformance.reports.text import harmless
-from autograd_conformance.verdicts import Result, Run
+from autograd_conformance.reports.markdown import page
+from autograd_conformance.reports.rerun import script
+from autograd_conformance.verdicts import Run
 
 if TYPE_CHECKING:
     from autograd_conformance.claims import Claim
+
+__all__ = ["put", "script", "write"]
 
 BADGES = ("badge.json", "badge.svg")
 
@@ -40,22 +42,13 @@ def write(run: Run, claims: Mapping[str, Claim], directory: Path | str) -> list[
         shown = badge(run)
         texts |= dict(zip(BADGES, (json.dumps(shown, indent=1) + "\n", svg(shown)), strict=True))
     texts["index.html"] = index(run, claims)
+    texts["summary.md"] = page(run, claims)
     texts["report.json"] = encode(body)
     paths = [put(folder / name, text) for name, text in texts.items()]
     for name in BADGES:
         if name not in texts:
             (folder / name).unlink(missing_ok=True)
     return [paths[-1], *paths[:-1]]
-
-
-def script(run: Run, result: Result, claims: Mapping[str, Claim]) -> str:
-    """The script of a result's counterexample, or an empty text if it has none."""
-    if result.counterexample is None:
-        return ""
-    claim = claims.get(result.claim)
-    sentence, source = (claim.sentence, "; ".join(claim.sources)) if claim else ("", "")
-    setup = str(run.devices.get(result.device, {}).get("setup", ""))
-    return harmless(repro(result.counterexample, sentence, source, result.device, setup))
 
 
 def put(path: Path, text: str) -> Path:

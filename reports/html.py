@@ -21,7 +21,7 @@ from autograd_conformance.reports.document import script_path
 from autograd_conformance.reports.drawing import drawn
 from autograd_conformance.reports.matrix import counted_verdicts, device_names, matrix
 from autograd_conformance.reports.picture import picture
-from autograd_conformance.reports.script import repro
+from autograd_conformance.reports.rerun import script, torch_name
 from autograd_conformance.reports.sources import source_link, web_link
 from autograd_conformance.reports.statements import line_source
 from autograd_conformance.reports.text import harmless, shortened
@@ -121,7 +121,13 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         finalize=_safe,
     )
-    environment.globals |= {"marks": MARKS, "source_link": source_link, "web_link": web_link, "key": _key}
+    environment.globals |= {
+        "marks": MARKS,
+        "source_link": source_link,
+        "web_link": web_link,
+        "key": _key,
+        "torch_name": torch_name,
+    }
     environment.filters["thousands"] = "{:,}".format
     environment.filters["device_says"] = _device_says
     return environment
@@ -170,16 +176,13 @@ def _example(run: Run, claims: Mapping[str, Claim], result: Result, example: Cou
     violation = example.violation
     due, seen = compared(replace(violation, due=_cut(violation.due), seen=_cut(violation.seen)))
     graph = picture(example.program, violation.at, violation.probe)
-    claim = claims.get(result.claim)
-    sentence, source = (claim.sentence, "; ".join(claim.sources)) if claim else ("", "")
-    setup = str(run.devices.get(result.device, {}).get("setup", ""))
     return Shown(
         example,
         Markup(drawn(graph, name) if graph else ""),  # noqa: S704 - texts in it are escaped where they are put in
-        tuple(_lines(example, result.device)),
+        tuple(_lines(example, torch_name(run, result.device))),
         due,
         seen,
-        repro(example, sentence, source, result.device, setup),
+        script(run, result, claims),
         script_path(result),
     )
 
