@@ -800,13 +800,13 @@ def _bfloat16() -> None:
 
 
 @fault(
-    "nonleaf-grad-dtype-reads",
+    "nonleaf-grad-dtype-set",
     "grad.grad-dtype",
     rare=True,
     witness="""
-y = torch.ones(2, requires_grad=True) * 2.0
+y = torch.ones((), requires_grad=True) * 2.0
 try:
-    y.grad_dtype
+    y.grad_dtype = torch.float32
 except RuntimeError:
     pass
 else:
@@ -814,10 +814,13 @@ else:
 """,
 )
 def _nonleaf_grad_dtype() -> None:
-    """A non-leaf has a grad_dtype."""
-    real: Any = torch._C.TensorBase.grad_dtype
-    read = property(lambda t: real.__get__(t) if t.is_leaf else t.dtype, real.__set__)
-    replace(torch.Tensor, "grad_dtype", read)
+    """The grad_dtype of a non-leaf may be set to the dtype that it has, which does nothing."""
+
+    def write(t: Tensor, value: Any, setter: Call) -> None:
+        if t.is_leaf or value != t.dtype:
+            setter(value)
+
+    replace_property("grad_dtype", write=write)
 
 
 # --- habits of 2017 ---------------------------------------------------------------------------------------------------
