@@ -148,7 +148,6 @@ def _adagrad(x: Array, g: Array, state: dict[str, Any], o: Options) -> Any:
 RULES: dict[str, Rule] = {"SGD": _sgd, "Adam": _adam, "AdamW": _adamw, "RMSprop": _rmsprop, "Adagrad": _adagrad}
 RULED = ("SGD", "SGD", "SGD", "Adam", "AdamW", "RMSprop", "Adagrad")  # the quick one more often
 UNRULED = ("Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop")  # what they do is not worked out on paper
-FUSED = ("SGD", "Adam", "AdamW")  # Adagrad came later
 _MOMENTS = {"betas": (0.9, 0.999), "eps": 1e-8, "maximize": False}
 DEFAULTS: dict[str, Options] = {
     "SGD": {"weight_decay": 0.0, "momentum": 0.0, "dampening": 0.0, "nesterov": False, "maximize": False},
@@ -162,74 +161,50 @@ DEFAULTS: dict[str, Options] = {
 # --- chosen by dials --------------------------------------------------------------------------------------------------
 
 RATES = (0.5, 0.125, 1.0, 0.1)
-DECAYS = (0.25, 0.1, 0.5)
+_ADAMS: tuple[Options, ...] = (
+    {}, {}, {"weight_decay": 0.25}, {"betas": (0.5, 0.75)}, {"eps": 0.5}, {"maximize": True}, {"weight_decay": 0.0},
+    {"betas": (0.0, 0.5), "weight_decay": 0.1}, {"betas": (0.5, 0.75), "weight_decay": 0.5, "maximize": True},
+)  # fmt: skip
+# By one dial, for there are few. Pages of several releases do not agree on what maximize of SGD makes of weight decay.
+OPTIONS: dict[str, tuple[Options, ...]] = {
+    "SGD": (
+        {}, {}, {"weight_decay": 0.25}, {"momentum": 0.5}, {"momentum": 0.9, "dampening": 0.5}, {"maximize": True},
+        {"momentum": 0.5, "nesterov": True}, {"momentum": 0.25, "maximize": True}, {"momentum": 0.5, "dampening": 0.25},
+        {"momentum": 0.9, "weight_decay": 0.1}, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.5},
+        {"momentum": 0.5, "dampening": 0.5, "weight_decay": 0.25}, {"momentum": 0.9, "nesterov": True},
+    ),
+    "Adam": _ADAMS,
+    "AdamW": _ADAMS,
+    "RMSprop": (
+        {}, {"weight_decay": 0.25}, {"alpha": 0.5}, {"momentum": 0.5}, {"centered": True}, {"alpha": 0.75, "eps": 0.5},
+        {"alpha": 0.5, "momentum": 0.9, "centered": True, "weight_decay": 0.1},
+    ),
+    "Adagrad": ({}, {"weight_decay": 0.25}, {"lr_decay": 0.5}, {"lr_decay": 0.25, "weight_decay": 0.5}),
+    "Adadelta": ({}, {"weight_decay": 0.25}),
+    "ASGD": ({}, {"weight_decay": 0.25}),
+}  # fmt: skip
 
 
 def options_of(s: Stage, kind: str) -> Options:
-    """Options of an optimizer: a learning rate, and others half of the time."""
-    options: Options = {"lr": s.choose(RATES)}
-    if s.flip() and kind not in ("Rprop", *UNRULED[1:4]):
-        options.update(_MORE.get(kind, _decayed)(s))
-    return options
-
-
-def _one(s: Stage, *options: Options) -> Options:
-    return dict(s.choose(options))
-
-
-def _sgd_options(s: Stage) -> Options:
-    options: Options = {}
-    if s.number(0, 3):
-        options["momentum"] = s.choose((0.5, 0.9, 0.25))
-        options |= _one(s, {}, {"dampening": 0.5}, {"nesterov": True}, {"dampening": 0.25}, {})
-    # Pages of several releases do not agree on what maximize makes of weight decay.
-    return options | _one(s, {}, {"weight_decay": s.choose(DECAYS)}, {"maximize": True}, {})
-
-
-def _adam_options(s: Stage) -> Options:
-    options = _one(s, {}, {"betas": (0.5, 0.75)}, {"betas": (0.0, 0.5)}, {"eps": 0.5})
-    options |= _one(s, {}, {"weight_decay": s.choose(DECAYS)}, {"weight_decay": 0.0})
-    return options | _one(s, {}, {}, {"maximize": True})
-
-
-def _rmsprop_options(s: Stage) -> Options:
-    options = _one(s, {}, {"alpha": 0.5}, {"alpha": 0.75, "eps": 0.5})
-    options |= _one(s, {}, {"weight_decay": s.choose(DECAYS)})
-    return options | _one(s, {}, {"momentum": 0.5}, {"centered": True}, {"momentum": 0.9, "centered": True})
-
-
-def _adagrad_options(s: Stage) -> Options:
-    options = _one(s, {}, {"lr_decay": 0.5}, {"lr_decay": 0.25})
-    return options | _one(s, {}, {"weight_decay": s.choose(DECAYS)})
-
-
-def _decayed(s: Stage) -> Options:
-    return {"weight_decay": s.choose(DECAYS)}
-
-
-_MORE: dict[str, Callable[[Stage], Options]] = {
-    "SGD": _sgd_options,
-    "Adam": _adam_options,
-    "AdamW": _adam_options,
-    "RMSprop": _rmsprop_options,
-    "Adagrad": _adagrad_options,
-}
+    """Options of an optimizer: a learning rate, and at times others."""
+    return {"lr": s.choose(RATES), **s.choose(OPTIONS.get(kind, ({},)))}
 
 
 def implementation(s: Stage) -> Options:
     """Which implementation is asked for: torch's own choice, the loop, or the one over lists of tensors."""
-    return _one(s, {}, {"foreach": False}, {"foreach": True})
+    options: tuple[Options, ...] = ({}, {"foreach": False}, {"foreach": True})
+    return dict(s.choose(options))
 
 
 def optimizer(s: Stage, weights: Sequence[Weight], kinds: Sequence[str] = RULED, *, groups: bool = False) -> Optimizer:
-    """An optimizer over some weights, in one group or, with ``groups``, perhaps in several."""
+    """An optimizer over some weights, in one group or, with ``groups``, perhaps in two."""
     kind = s.choose(kinds)
     options = options_of(s, kind)
     if kind == "Adagrad" and s.flip():
         options["initial_accumulator_value"] = 0.5
     made = Optimizer(kind, options, [Group(list(weights))], implementation(s))
-    if groups and len(weights) > 1 and s.flip():
-        cut = s.number(1, len(weights) - 1)
+    cut = max(0, s.number(1 - len(weights), len(weights) - 1)) if groups and len(weights) > 1 else 0
+    if cut:
         made.groups = [Group(list(weights[:cut])), Group(list(weights[cut:]))]
         if kind in RULED:
             made.groups[1].options = group_options(s, made)

@@ -93,9 +93,9 @@ class Training:
         for w in self.weights.values():
             w.accumulate(found.get(w.name))
 
-    def zero(self, call: str, weights: Iterable[Weight]) -> None:
+    def zero(self, call: str, weights: Iterable[Weight], *, zeros: bool | None = None) -> None:
         """zero_grad of one kind or the other."""
-        zeros = self.s.flip()
+        zeros = self.s.flip() if zeros is None else zeros
         self.s.do(f"{call}({'set_to_none=False' if zeros else ''})")
         for w in weights:
             w.grad = np.zeros_like(w.value) if zeros and w.grad is not None else None
@@ -132,16 +132,18 @@ def by_hand(s: Stage, w: Weight, *, plain: bool = False, expanded: bool = False)
     w.grad = numbers
 
 
+_KINDS = tuple((shape, dtype) for dtype in ("", "", "float32") for shape in ((), (2,), (1,), (2, 3), (1, 1), (2, 1, 2)))
+
+
 def extra(s: Stage, count: int) -> list[Weight]:
     """More parameters, of small shapes."""
     weights = []
     for _ in range(count):
-        name, shape = s.name("w"), s.choose(((), (2,), (1,), (2, 3), (1, 1), (2, 1, 2)))
-        dtype = s.choose((s.wide, s.wide, s.wide, "float32"))
-        s.narrow = s.narrow or dtype == "float32"
+        name, (shape, narrow) = s.name("w"), s.choose(_KINDS)
+        s.narrow = s.narrow or bool(narrow)
         values = s.numbers(shape)
-        s.do(f"{name} = {s.tensor(values, dtype, requires_grad=True)}")
-        weights.append(Weight(name, values, dtype))
+        s.do(f"{name} = {s.tensor(values, narrow or s.wide, requires_grad=True)}")
+        weights.append(Weight(name, values, narrow or s.wide))
     return weights
 
 
@@ -191,9 +193,9 @@ def test_own_params_only(s: Stage) -> None:
     if s.flip():
         opt.groups[0].weights.reverse()
     s.do(f"opt = {opt.source()}")
-    passes = s.number(1, 2)
-    for i in range(passes):
-        training.backward(root, *(["retain_graph=True"] if i + 1 < passes else []))
+    roots = [root] + [s.choose(training.roots()) for _ in range(s.number(0, 2))]
+    for i, each in enumerate(roots):
+        training.backward(each, *(["retain_graph=True"] if i + 1 < len(roots) else []))
     aside = [w for w in training.weights.values() if w not in given and w.grad is not None] + spare
     watched = other + [w.name for w in spare] + [f"{w.name}.grad" for w in aside]
     for i in range(s.number(1, 3)):
@@ -249,7 +251,7 @@ def _another_grad(s: Stage, w: Weight, *, first: bool, none: bool) -> None:
         ("none", "numbers", "zeros", "keep") if none and not first else ("numbers", "none", "zeros", "keep")
     )
     if what == "numbers":
-        by_hand(s, w)
+        by_hand(s, w, plain=not first)
     elif what == "zeros":
         s.do(f"{w.name}.grad = torch.zeros_like({w.name})")
         w.grad = np.zeros_like(w.value)
@@ -448,25 +450,29 @@ def test_zero_grad_own_only(s: Stage) -> None:
     root = s.choose(training.roots())
     weights = list(training.weights.values())
     weights += extra(s, max(s.number(0, 2), 2 - len(weights)))
-    inner = [t for t in training.roots() if t is root and s.number(0, 3) == 3]
+    count = s.number(1, 3)
+    turns = [(s.number(0, count - 1), s.flip()) for _ in range(s.number(1, 3))]
+    owners = [s.number(0, count) for _ in weights]  # the last is nobody
+    owned = [[w for w, owner in zip(weights, owners, strict=True) if owner == k] or [weights[-1]] for k in range(count)]
+    inner = [root] if s.number(0, 3) == 3 else []
     for t in inner:
         s.do(f"{t.name}.retain_grad()")
     training.backward(root, *s.choose(([], [], ["create_graph=True"])))
     for w in weights:
-        if (w.grad is None and s.number(0, 3)) or (w.name not in training.weights and s.flip()):
-            by_hand(s, w)
-    count = s.number(1, 3)
-    owned = [s.some(weights) for _ in range(count)]
+        if w.grad is None and s.number(0, 3) < 3:
+            by_hand(s, w, plain=True)
     for k, mine in enumerate(owned):
-        s.do(f"opt{k} = {optimizer(s, mine, (*RULED, *UNRULED), groups=True).source()}")
-    for _ in range(s.number(1, 3)):
-        k = s.number(0, count - 1)
+        cut = s.number(0, len(mine) - 1)  # 0: one group
+        groups = [Group(mine[:cut]), Group(mine[cut:])] if cut else [Group(mine)]
+        opt = Optimizer(s.choose((*RULED, *UNRULED)), {"lr": 0.5}, groups)
+        s.do(f"opt{k} = {opt.source()}")
+    for k, zeros in turns:
         foreign = [w for w in weights if w not in owned[k]]
         grads = [f"{w.name}.grad" for w in foreign if w.grad is not None] + [f"{t.name}.grad" for t in inner]
         if grads:
             s.do(f"grads = [{', '.join(grads)}]")
             probe = still(s, grads)
-        training.zero(f"opt{k}.zero_grad", owned[k])
+        training.zero(f"opt{k}.zero_grad", owned[k], zeros=zeros)
         for w in owned[k]:
             s.equal(_reset(w), True, "it is a parameter of this optimizer")
         for w in foreign:
@@ -476,7 +482,7 @@ def test_zero_grad_own_only(s: Stage) -> None:
             s.equal(f"[g is h for g, h in zip([{', '.join(grads)}], grads)]", [True] * len(grads), _FOREIGN)
             unchanged(s, probe, len(grads), _FOREIGN)
         if s.flip():
-            by_hand(s, s.choose(weights))
+            by_hand(s, s.choose(weights), plain=True)
 
 
 _FOREIGN = "none of these belongs to a parameter of this optimizer"
@@ -492,7 +498,8 @@ def test_frozen_not_updated(s: Stage) -> None:
     """What is frozen and has no .grad stays as it is; what was frozen later moves as long as its .grad is there."""
     s.play_leaves()
     training = Training(s)
-    for w in training.tracked:
+    trainable = training.tracked
+    for w in trainable:
         if s.number(0, 2) == 1:
             _freeze(s, w)
     weights = list(training.weights.values())
@@ -507,7 +514,7 @@ def test_frozen_not_updated(s: Stage) -> None:
         for w in weights:
             if w.requires_grad and s.flip():
                 _freeze(s, w)
-            elif not w.requires_grad and s.number(0, 3) == 3:
+            elif w in trainable and s.number(0, 3) == 3:
                 s.do(f"{w.name}.requires_grad_()")
                 w.requires_grad = True
         for _ in range(s.number(1, 2)):
@@ -551,9 +558,10 @@ def test_param_groups(s: Stage) -> None:
             bare = s.flip()  # a single tensor need not be in a list
             s.do(f"opt.add_param_group({group_source(group, bare=bare)})")
             opt.groups.append(group)
+        again = s.number(0, 3) == 3
         for w in weights:
-            if w.grad is None or s.number(0, 3) == 3:
-                by_hand(s, w, expanded=True)
+            if w.grad is None or again:
+                by_hand(s, w, plain=not again, expanded=True)
         outside = [w for group in waiting for w in group.weights]
         probe = still(s, [w.name for w in outside])
         training.step(opt)
@@ -734,9 +742,12 @@ def _non_leaf(s: Stage, call: str, good: list[str]) -> None:
     bad = s.choose(s.interior[::-1]).name if not s.flip() else f"({s.choose(s.tracked).name} * 1.0)"
     params = s.choose((f"{bad}", f"{good[-1]}, {bad}", f"{bad}, {good[-1]}"))
     s.raises(_late(s, call, good[0], params), "ValueError", "a result of an op is no parameter", fragment="non-leaf")
-    if bad.isidentifier() and s.flip():
-        s.do(f"{bad}.retain_grad()")
-        s.succeeds(call.format(f"[{bad}]"), "a non-leaf that retains its gradient may be optimized")
+    if s.flip():
+        kept = s.name("u")
+        s.do(f"{kept} = {bad} * 1.0")
+        s.raises(call.format(f"[{kept}]"), "ValueError", "it does not retain its gradient yet", fragment="non-leaf")
+        s.do(f"{kept}.retain_grad()")
+        s.succeeds(call.format(f"[{kept}]"), "a non-leaf that retains its gradient may be optimized")
 
 
 def _two_groups(s: Stage, call: str, good: list[str]) -> None:
