@@ -70,7 +70,9 @@ def _parser() -> argparse.ArgumentParser:
     devices = commands.add_parser("devices", help="show the devices that are here, and what each can do")
     devices.add_argument("--device", action="append", default=[], metavar="DEVICE", help="only this one (repeatable)")
     devices.add_argument("--setup", default="", metavar="PYTHON", help="a line of Python that makes a device known")
-    devices.add_argument("--example", metavar="FILE", help="write a device in pure Python to start from, and do no more")
+    devices.add_argument(
+        "--example", metavar="FILE", help="write a device in pure Python to start from, and do no more"
+    )
     devices.set_defaults(call=_devices)
 
     listing = commands.add_parser("list", help="show the claims: sentence, sources, area, what they need")

@@ -58,8 +58,9 @@ def _lost(engine: Engine, claim: str, device: str) -> Result:
 
 
 def _failure(results: Iterable[Result]) -> str:
-    lost = [r.claim for r in results if r.verdict is Verdict.NOT_RUN]
-    return f"{len(lost)} claims were collected and not judged: {', '.join(lost[:5])}" if lost else ""
+    lost = [r for r in results if r.verdict is Verdict.NOT_RUN]
+    names = ", ".join(r.claim for r in lost[:5])
+    return f"{len(lost)} claims were collected and not judged: {names} ({lost[0].reason})" if lost else ""
 
 
 def _notes(families: Iterable[Any]) -> Iterable[str]:

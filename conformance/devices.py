@@ -190,7 +190,7 @@ def _groups(wanted: Sequence[str], setup: str) -> dict[str, list[str]]:
             line = setup if setup and kind in theirs else known.setup if known else ""
             groups.setdefault(line, []).append(name)
         return groups
-    brought = {k.setup: [] for k in _brought().values()}
+    brought: dict[str, list[str]] = {k.setup: [] for k in _brought().values()}
     return {"": [], **brought, **({setup: []} if setup else {})}
 
 
@@ -278,7 +278,7 @@ class _Child:
                     now = told.stat().st_size
                     if now != size:
                         size, since = now, time.monotonic()
-                    limit = self.limits[0] if told.read_text().count("\n") < 2 else self.limits[1]
+                    limit = (SETUP, *self.limits)[min(2, told.read_text().count("\n"))]  # torch itself comes first
                     if time.monotonic() - since > limit:
                         child.kill()
                         child.communicate()

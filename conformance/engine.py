@@ -17,11 +17,13 @@ from typing import Any
 from autograd_conformance.census import total
 from autograd_conformance.claims import Claim, register
 from autograd_conformance.devices import Device
+from autograd_conformance.errors import DeviceGoneError
 from autograd_conformance.expectations import Expectation, within
 from autograd_conformance.families import AnyCheck, Work, families_of, kind_of
 from autograd_conformance.journal import Shard, slug
 from autograd_conformance.patience import Patience
 from autograd_conformance.profiles import Profile
+from autograd_conformance.traits import unusable
 from autograd_conformance.verdicts import Violation
 
 KEPT = 4  # examples kept of each kind of violation, per shard and claim
@@ -113,6 +115,12 @@ def chain(digests: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(digests).encode()).hexdigest()[:16]
 
 
+def _check_presence(device: Device) -> None:
+    reason = unusable(device.name)
+    if reason:
+        raise DeviceGoneError(f"{device.name} answers no more: {reason}")
+
+
 @dataclass(slots=True)
 class Engine:
     """Judges families in a working folder; results are kept there and in memory.
@@ -158,6 +166,7 @@ class Engine:
                 self._judge_shard(shard, name, device)
 
     def _judge_shard(self, shard: Shard, name: str, device: Device) -> None:
+        _check_presence(device)
         gc.collect()
         gc.freeze()  # cases are cyclic garbage; without what was there before they are quick to collect
         deaths = shard.deaths
@@ -177,6 +186,7 @@ class Engine:
                         work.missing += 1
             finally:  # an exception is a fault of ours; only a process that dies leaves its program standing here
                 pen.put(None)
+        _check_presence(device)  # or what was seen since it went would be taken for a broken promise
         shard.finish(work.to_plain())
 
     def lost(self, name: str, device: str) -> list[tuple[str, str]]:

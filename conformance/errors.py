@@ -34,3 +34,7 @@ def _hint(value: str, choices: list[str]) -> str:
         return "there is nothing to choose from"
     more = f" and {len(choices) - _LISTED} more" if len(choices) > _LISTED else ""
     return f"choices: {', '.join(choices[:_LISTED])}{more}"
+
+
+class DeviceGoneError(Exception):
+    """A device that was there when the run began answers no more."""

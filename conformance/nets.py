@@ -571,7 +571,9 @@ def entry(
 
     """
     if graph and s.flip():
-        fitting = [t for t in s.tensors if _usable(t) and tracked in (None, t.requires_grad) and (nodes or t.node is None)]
+        fitting = [
+            t for t in s.tensors if _usable(t) and tracked in (None, t.requires_grad) and (nodes or t.node is None)
+        ]
         if fitting:
             t = s.choose(fitting[::-1])
             s.play()

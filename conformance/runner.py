@@ -345,8 +345,8 @@ class Runner:
         spans = []
         for name, t in (*grads, *self.seeds, *self.watched.items()):
             size = t.nbytes
-            if size:
-                start = t.data_ptr()
+            start = t.data_ptr() if size else 0
+            if start:  # a device without addresses gives 0 for all
                 spans.append((start, start + (size if t.is_contiguous() else _reach(t)), name))
         spans.sort()
         earlier: list[tuple[int, str]] = []

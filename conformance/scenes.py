@@ -165,7 +165,10 @@ def _violation(
     if _equal(seen, due.due):
         return None
     kind: CheckKind = "close" if due.kind == "close" else "equal"
-    return Violation(check.claim, due.at, due.probe, _literal(due.due), repr(seen)[:400], kind, because=due.because)
+    # where None was seen, the script that is printed is to accept what is right up to rounding
+    slack = 0.0 if kind == "equal" or due.due is None else _tight(scene, device, due)[1]
+    literal = _literal(due.due)
+    return Violation(check.claim, due.at, due.probe, literal, repr(seen)[:400], kind, slack, because=due.because)
 
 
 def _equal(seen: Any, due: Any) -> bool:
@@ -207,8 +210,7 @@ def _close_violation(
         got = None
     tolerance = 0.0
     if got is not None:
-        size = max(1e-3, float(np.max(np.abs(exact), initial=0.0, where=np.isfinite(exact))))
-        tight = TIGHT["float32" if due.narrow else _precision(scene, device)] * size
+        size, tight = _tight(scene, device, due)
         if np.all(np.abs(got - exact) <= tight):
             return None
         moved = _moved(check, scene, device, number, exact)
@@ -222,6 +224,12 @@ def _close_violation(
     return Violation(
         check.claim, due.at, due.probe, _literal(exact), repr(seen), "close", tolerance, because=due.because
     )
+
+
+def _tight(scene: Scene, device: DeviceLike, due: Check) -> tuple[float, float]:
+    """How large the numbers are that are due, and how far from them is close."""
+    size = max(1e-3, float(np.max(np.abs(due.due), initial=0.0, where=np.isfinite(due.due))))
+    return size, TIGHT["float32" if due.narrow else _precision(scene, device)] * size
 
 
 def _precision(scene: Scene, device: DeviceLike) -> str:

@@ -7,7 +7,7 @@ import os
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import pytest
 
 from autograd_conformance import claims, expectations
 from autograd_conformance.claims import Claim
-from autograd_conformance.errors import UsageError, unknown
+from autograd_conformance.errors import DeviceGoneError, UsageError, unknown
 from autograd_conformance.journal import locked, read_json, slug, write_json
 from autograd_conformance.profiles import PROFILES, Profile
 from autograd_conformance.reports.script import repro
@@ -154,7 +154,9 @@ class Session:
         from autograd_conformance.engine import Engine
 
         checks = sorted(self._checks.values(), key=lambda check: check.claim)
-        return Engine(self.work, self.profile, self.seed, checks, self.expectations, torch.__version__, shares=self.shares)
+        return Engine(
+            self.work, self.profile, self.seed, checks, self.expectations, torch.__version__, shares=self.shares
+        )
 
     @property
     def shares(self) -> dict[str, int]:
@@ -172,7 +174,10 @@ class Session:
         if device.left_out:
             result = unjudged(claim_id, device)
         else:
-            result = settle(self.engine, claim, self._checks[claim_id], device)
+            try:
+                result = settle(self.engine, claim, self._checks[claim_id], device)
+            except DeviceGoneError as error:
+                result = unjudged(claim_id, replace(device, left_out=str(error)))
         write_json(self._result_path(claim_id, device_name), result.to_plain())
         return self._shown(claim, result)
 

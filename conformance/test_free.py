@@ -186,7 +186,10 @@ def test_buffers_released(s: Stage) -> None:
     if extra:
         lines += ["now = 'y'", f"y = {s.choose(_NONLINEAR[:5]).format(t=root.name)}"]
     s.block("with torch.autograd.graph.saved_tensors_hooks(pack, lambda box: box.t):", *lines)
-    y, executed = "y" if extra else root.name, {writes(s.scene.graph.statements[n.at])[0] for n in executed_nodes([root])}
+    y, executed = (
+        "y" if extra else root.name,
+        {writes(s.scene.graph.statements[n.at])[0] for n in executed_nodes([root])},
+    )
     executed |= {"y"} if extra else set()
     s.do("packed = left()")
     if extra:

@@ -121,6 +121,11 @@ def modest(s: Stage) -> Paper:
     return s.choose([t for t in s.tracked[::-1] if np.size(t.value) and np.max(abs(t.value)) <= 16.0])
 
 
+def _steep(t: Paper) -> list[str]:
+    """Twins whose slope at the numbers of a tensor is not the difference of two that are nearly equal."""
+    return [name for name in SLOPES if name != "tanh" or np.max(abs(t.value)) <= 2.0]
+
+
 def check_leaves(s: Stage, grads: dict[str, Array], because: str, *, times: int = 1) -> None:
     """The .grad of every leaf."""
     for t in s.leaves:
@@ -146,7 +151,7 @@ def test_acts_as_op(s: Stage) -> None:
     """Some ops of the graph are replaced by custom twins, and nothing else changes: flags, nodes, freeing, gradients."""
     used = play_twins(s, flags=True)
     top = modest(s)
-    name = s.choose([n for n in SLOPES if n not in used])
+    name = s.choose([n for n in _steep(top) if n not in used])
     s.do(twin_source(name, separate=s.flip()))
     apply = f"{name.title()}.apply"
     if s.flip():
@@ -615,7 +620,7 @@ def test_materialize(s: Stage) -> None:
 def test_double_backward(s: Stage) -> None:
     """Second derivatives through custom twins are those of the built-in ops, unless they are differentiable once only."""
     top = modest(s)
-    name = s.choose(("sin", "square", "cube", "cos", "tanh", "atan"))
+    name = s.choose(_steep(top)[:5])
     if s.number(0, 2) == 2:
         _once(s, top, name)
         return

@@ -372,8 +372,8 @@ def _look_at_reset(s: Stage, grads: Sequence[_Grad], inside: Sequence[str], *, t
             s.equal(f"{path}.grad", None, "reset to None, as by default, or None before")
         elif reset:
             s.equal(
-                f"({path}.grad is kept[{i}], {path}.grad.any().item(), {path}.grad.requires_grad, {path}.grad.grad_fn)",
-                (True, False, False, None),
+                f"{path}.grad is kept[{i}] and (kept[{i}].any().item(), kept[{i}].requires_grad, kept[{i}].grad_fn)",
+                (False, False, None),
                 "with set_to_none=False a .grad that is there is zeroed in place and has no graph",
             )
         else:
@@ -721,24 +721,33 @@ def _an_activation(s: Stage) -> None:
         s.equal(f"net({x.name}).requires_grad", flag, "the input alone decides")
 
 
+FLAGS = """def flags(net, inputs, numbers):
+    found = []
+    for on in (None, *numbers):
+        for i in numbers:
+            inputs[i].requires_grad_(i == on)
+        found.append(net(*inputs).requires_grad)
+    return found"""
+
+
 def _a_loss(s: Stage) -> None:
-    made, operands = s.choose(LOSSES)
-    s.require(s.device.has("values") or made != "GaussianNLLLoss()")  # it looks at the numbers of its last input
-    reduction = s.choose(("", "reduction='sum'", "reduction='none'"))
-    if reduction and "reduction" not in made:
-        made = made.replace("()", f"({reduction})")
-    dtype, flags, names = s.choose(("float32", s.wide)), [], []
-    for kind in operands:
-        name, flag = s.name("x"), kind in "fFp" and s.flip()
-        s.do(f"{name} = {_operand(s, kind, dtype, flag=flag)}")
-        flags.append(flag)
-        names.append(name)
-    s.do(f"net = torch.nn.{made}")
-    s.equal("len(list(net.parameters()))", 0, "a loss has no parameters")
-    s.equal(f"net({', '.join(names)}).requires_grad", any(flags), "the inputs alone decide")
+    """Some losses: no input requires grad, then each of them alone does."""
+    s.do(FLAGS)
+    dtype = s.choose(("float32", s.wide))
+    for _ in range(s.number(1, 3)):
+        made, operands = s.choose(LOSSES)
+        s.require(s.device.has("values") or made != "GaussianNLLLoss()")  # it looks at the numbers of its last input
+        reduction = s.choose(("", "reduction='sum'", "reduction='none'"))
+        if reduction and "reduction" not in made:
+            made = made.replace("()", f"({reduction})")
+        s.do(f"inputs = [{', '.join(_operand(s, kind, dtype) for kind in operands)}]\nnet = torch.nn.{made}")
+        s.equal("len(list(net.parameters()))", 0, "a loss has no parameters")
+        numbers = [i for i, kind in enumerate(operands) if kind in "fFp"]  # the others are classes and signs
+        due = [False] + [True] * len(numbers)
+        s.equal(f"flags(net, inputs, {numbers})", due, "the inputs alone decide: none, then each of them")
 
 
-def _operand(s: Stage, kind: str, dtype: str, *, flag: bool) -> str:
+def _operand(s: Stage, kind: str, dtype: str) -> str:
     if kind in "cC":
         return s.tensor([1, 0] if kind == "c" else [[1, -1], [0, 1]], "int64")
     if kind == "B":
@@ -746,7 +755,7 @@ def _operand(s: Stage, kind: str, dtype: str, *, flag: bool) -> str:
     if kind == "s":
         return s.tensor([1.0, -1.0], dtype)
     numbers = s.numbers((2, 2) if kind == "F" else (2,))
-    return s.tensor((numbers + 2.0) / 4.0 if kind == "p" else numbers, dtype, requires_grad=flag)
+    return s.tensor((numbers + 2.0) / 4.0 if kind == "p" else numbers, dtype)
 
 
 # --- copies and conversions -------------------------------------------------------------------------------------------

@@ -241,6 +241,8 @@ DECORATORS = (
     "torch.set_grad_enabled(False)",
     "torch.set_grad_enabled(True)",
     "torch.inference_mode(False)",
+    "torch.no_grad()",
+    "torch.no_grad()",
 )
 FUNCTION = """def f{i}(n, fails=False):
     look()
@@ -267,10 +269,10 @@ def test_decorators(s: Stage) -> None:
     """A decorated function runs in its mode, a decorated generator too, and their callers keep their own."""
     modes.look(s, _looked_at(s))
     nest = Nest(s, ALL_MANAGERS)
-    kinds = [s.flip() for _ in range(s.number(1, 2))]
+    kinds = [s.choose((False, True, True)) for _ in range(s.number(1, 2))]
     words: list[list[str]] = []
     for i, generates in enumerate(kinds):
-        words.append([s.choose(DECORATORS) for _ in range(s.number(1, 2))])
+        words.append([s.choose(DECORATORS) for _ in range(s.choose((1, 1, 2)))])
         text = (GENERATOR if generates else FUNCTION).format(i=i)
         s.do("\n".join([*(f"@{word}" for word in words[-1]), text]))
     lines = ["ending = False", *nest.look(Mode())]
@@ -285,9 +287,9 @@ def test_decorators(s: Stage) -> None:
         lines += [f"with {outer}:", *modes.indented(body)] if outer else body
         if outer and step % 2:
             lines += nest.look(Mode())
-    for i in alive:
-        nest.seen.append(_inner(s, Mode(), words[i]).seen())
-        lines += _ending(f"it{i}.close()")
+    for i in list(alive):
+        lines += _end(s.choose(("close", "throw", "drain")), nest, i, _inner(s, Mode(), words[i]), alive)
+        lines += nest.look(Mode())
     lines += nest.look(Mode())
     s.do("\n".join(lines))
     s.equal("list(log)", nest.seen, "the mode of the decorator within, that of the caller outside")
@@ -318,11 +320,16 @@ def _step(s: Stage, nest: Nest, i: int, inner: Mode, alive: dict[int, int]) -> l
         alive[i] -= 1
         return made
     way = s.choose(("next", "send", "close", "throw", "drain"))
-    nest.seen.append(inner.seen())
     if way in ("next", "send") and alive[i]:
         alive[i] -= 1
-        return [f"next(it{i})" if way == "next" else f"it{i}.send(1)"]
+        return nest.look_of(inner, f"next(it{i})" if way == "next" else f"it{i}.send(1)")
+    return _end(way, nest, i, inner, alive)
+
+
+def _end(way: str, nest: Nest, i: int, inner: Mode, alive: dict[int, int]) -> list[str]:
+    """The end of a generator: it is closed, gets an exception, or is asked for all that it has left."""
     left = alive.pop(i)
+    nest.seen.append(inner.seen())
     if way == "throw":
         return _ending("try:", f"    it{i}.throw(KeyError())", "except KeyError:", "    pass")
     if way == "close":

@@ -18,7 +18,9 @@ def decode_scene(payload: bytes) -> Scene:
     if not any(isinstance(s, Leaf) and s.requires_grad for s in graph):
         graph = decode(_tracked(payload[:GRAPH]), leaves=LEAVES, nodes=NODES, closings=0)
     if any(isinstance(s, DetachInPlace) for s in graph):  # what it does to what others saved is a claim of its own,
-        graph = Program(tuple(s for s in graph if not isinstance(s, DetachInPlace | SetRequiresGrad)))  # and so are flags
+        graph = Program(
+            tuple(s for s in graph if not isinstance(s, DetachInPlace | SetRequiresGrad))
+        )  # and so are flags
     return Scene(graph, tuple(payload[GRAPH:]))
 
 

@@ -208,3 +208,25 @@ def test_a_setup_that_raises_is_one_line(tmp_path: Path) -> None:
     assert (done.returncode, report, done.stdout) == (2, {}, "")
     assert done.stderr.count("\n") == 1
     assert "no_such_backend" in done.stderr
+
+
+def test_a_device_that_vanishes_half_way_is_told(tmp_path: Path) -> None:
+    """Its claims were not run, with the reason; nothing is taken for a broken promise."""
+    setup = NPY.format("fault='vanishes'")
+    done, report = _run(tmp_path, "--device=cpu", "--device=npy", f"--setup={setup}")
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert {r["device"]: r["verdict"] for r in report["results"]} == {"cpu": "holds", "npy": "not-run"}
+    assert "npy answers no more: RuntimeError: the device does not answer any more" in report["failure"]
+
+
+@pytest.mark.parametrize(("fault", "verdict"), [("late-crash", "crashed")])
+def test_a_device_that_dies_in_a_program_has_the_program(tmp_path: Path, fault: str, verdict: str) -> None:
+    """A kernel that kills the process: the report names the program, and cpu has its verdict."""
+    setup = NPY.format(f"fault={fault!r}")
+    done, report = _run(tmp_path, "--device=cpu", "--device=npy", f"--setup={setup}")
+    assert done.returncode == 1, done.stdout + done.stderr
+    found = {r["device"]: r for r in report["results"]}
+    assert (found["cpu"]["verdict"], found["npy"]["verdict"]) == ("holds", verdict)
+    assert '"sin"' in found["npy"]["counterexample"]["program"]
+    script = tmp_path / "conformance-report" / found["npy"]["script"]
+    assert setup in script.read_text()

@@ -99,16 +99,15 @@ def test_enough_faults_and_half_of_them_rare() -> None:
 
 
 def test_every_area_has_a_fault() -> None:
-    assert {area for fault in REAL for area in fault.areas} == AREAS
+    tested = {claim.area for claim in claims.register().values() if not claim.untestable}
+    assert {area for fault in REAL for area in fault.areas} == tested
 
 
 def test_claims_are_in_the_register() -> None:
-    claims: Any = pytest.importorskip("autograd_conformance.claims")
-    register = claims.register()
-    known = set(register) if isinstance(register, dict) else {claim.id for claim in register}
+    known = claims.register()
     named = {claim for fault in REAL for claim in fault.claims}
-    assert named <= known
-    assert {claim for claim in known if claim.partition(".")[0] in AREAS} <= named
+    assert named <= set(known)
+    assert {claim.id for claim in known.values() if not claim.untestable} <= named
 
 
 def test_every_fault_says_what_is_wrong_in_one_sentence() -> None:

@@ -172,6 +172,9 @@ at::Tensor& set_storage(at::Tensor& t, at::Storage storage, c10::SymInt offset, 
   return at::native::set_storage_cpu_(t, storage, offset.guard_int(__FILE__, __LINE__), C10_AS_INTARRAYREF_SLOW(size),
                                       C10_AS_INTARRAYREF_SLOW(stride));
 }
+at::Tensor& set_whole(at::Tensor& t, at::Storage storage) {
+  return at::native::set_storage_cpu_(t, storage, 0, {int64_t(storage.nbytes() / t.itemsize())}, {});
+}
 at::Tensor& set_tensor(at::Tensor& t, const at::Tensor& source) { return at::native::set_tensor_(t, source); }
 
 // --- kernels ----------------------------------------------------------------------------------------------------------
@@ -269,6 +272,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("view_as_real", at::native::view_as_real);
   m.impl("view_as_complex", at::native::view_as_complex);
   m.impl("set_.source_Storage_storage_offset", set_storage);
+  m.impl("set_.source_Storage", set_whole);
   m.impl("set_.source_Tensor", set_tensor);
   m.impl("mul.Tensor", mul);
   m.impl("neg", negative);

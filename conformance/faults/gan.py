@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from autograd_conformance.faults.base import fault
-from autograd_conformance.faults.engine import Pass, Run, pass_fault
+from autograd_conformance.faults.engine import Pass, Run, is_accumulator, pass_fault
 from autograd_conformance.faults.modules import around
 from autograd_conformance.faults.patches import Call, edit_results
 
@@ -217,15 +217,15 @@ for _ in range(2):
 """,
 )
 def _second_detach() -> None:
-    """Every second detach() of the output of a Linear is a view that is recorded."""
-    count = 0
+    """The second detach() of an output of the same Linear, and those that follow, are views that are recorded."""
 
     def edit(out: Any, t: Tensor, *_: Any, **__: Any) -> Any:
-        nonlocal count
-        if t.grad_fn is None or "Addmm" not in t.grad_fn.name():
-            return out
-        count += 1
-        return out if count % 2 else t.view_as(t)
+        following: Any = t.grad_fn.next_functions if t.grad_fn is not None else ()
+        leaves = [node.variable for node, _ in following if node is not None and is_accumulator(node)]
+        again = any(hasattr(leaf, "_detached") for leaf in leaves)
+        for leaf in leaves:
+            leaf._detached = True
+        return t.view_as(t) if again else out
 
     edit_results(("detach",), edit)
 

@@ -181,7 +181,7 @@ def _unchanged() -> None:
     "detached-has-own-counter",
     *ANY_OF,
     "inplace.view-rebase",
-    "detach.shares-storage",
+    "detach.storage-shared",
     witness="""
 x = torch.ones(2)
 x.detach().mul_(2.0)
@@ -196,7 +196,7 @@ def _detached() -> None:
 @fault(
     "detached-view-own-counter",
     *ANY_OF,
-    "detach.shares-storage",
+    "detach.storage-shared",
     rare=True,
     witness="""
 x = torch.ones(2, 2)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from autograd_conformance.faults.base import fault
 
@@ -27,6 +28,8 @@ def replace(owner: Any, name: str, value: Any) -> None:
 
 def wrap_calls(names: Iterable[str], wrap: Callable[[Call], Call]) -> None:
     """Replace each op, as a method and as a function, by ``wrap(op)``."""
+    with forward_ad.dual_level():  # compiles what it finds on torch when it is first used, and takes no wrappers
+        forward_ad.make_dual(torch.ones(1), torch.ones(1))
     for name in names:
         for owner in (torch.Tensor, torch):
             original = getattr(owner, name, None)
@@ -55,7 +58,7 @@ def edit_results(names: Iterable[str], edit: Callable[..., Any]) -> None:
 def edit_gradients(names: Iterable[str], edit: Edit) -> None:
     """Let ``edit(args, kwargs, gradients)`` replace the gradients of an op's operands; the node stays torch's own."""
 
-    def hooked(out: Any, *args: Any, **kwargs: Any) -> Any:
+    def hooked(out: Any, /, *args: Any, **kwargs: Any) -> Any:
         first = out if isinstance(out, Tensor) else out[0]
         # An op that has nothing to do returns its operand, whose node belongs to someone else.
         if first.grad_fn is not None and not any(first is arg for arg in args):
@@ -138,7 +141,8 @@ assert torch.allclose(x.grad, (2 * x.sin() + 2 * x * x.cos() - 0.5).detach())
 def _null_calls() -> None:
     """Nothing: ops are called through a wrapper."""
     edit_results(
-        (*UNARY, *BINARY, "sum", "detach", "clone", "to", "unbind", "requires_grad_"), lambda out, *_, **__: out
+        (*UNARY, *BINARY, "sum", "detach", "clone", "to", "unbind", "requires_grad_"),
+        lambda result, /, *_, **__: result,
     )
 
 
