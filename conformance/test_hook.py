@@ -562,7 +562,8 @@ def test_grad_inputs(s: Stage) -> None:
         if s.flip() and (not node_runs(p, t) or s.number(0, 7) == 7):
             change = a_change(s)
             rewrite[t.name] = change
-            s.do(f"{t.name}.register_hook(lambda g: {change.text})")
+            made = f"made_{t.name}"
+            s.do(f"{made} = []\n{t.name}.register_hook(lambda g: {made}.append({change.text}) or {made}[-1])")
     due = [i for i, t in enumerate(hooked) if t.name in p.fires]
     due += [i for i, t in enumerate(nodes, len(hooked)) if node_runs(p, t)]
     for _ in range(s.number(1, 2)):
@@ -571,9 +572,12 @@ def test_grad_inputs(s: Stage) -> None:
             "sorted(calls)", due, "hooks run where a gradient is needed for an input, nodes where one is behind them"
         )
         for j, t in enumerate(targets):
-            s.mark = "needed too" if t.name in rewrite and node_runs(p, t) else ""
-            s.close(f"got[{j}]", grads[t.name], f"the gradient of {t.name}, as its own hooks left it")
-        s.mark = ""
+            if t.name in rewrite and node_runs(p, t):
+                s.mark = "needed too"
+                s.same(f"got[{j}]", f"made_{t.name}[-1]", f"the gradient of {t.name} is what its own hook returned")
+                s.mark = ""
+            else:
+                s.close(f"got[{j}]", grads[t.name], f"the gradient of {t.name}, as its own hooks left it")
         s.do("calls.clear()")
 
 
@@ -969,7 +973,8 @@ def test_multi_grad(s: Stage) -> None:  # noqa: C901, PLR0912, PLR0915 - a scene
             s.do(_call(p, text))
         else:
             s.do(_call(p, text))
-        s.equal("len(calls)", int(bool(due)), "once in each pass that computes any of the gradients")
+        if due or not any(t.name in p.silent for t in given):  # see hook.fires-once-with-total
+            s.equal("len(calls)", int(bool(due)), "once in each pass that computes any of the gradients")
         if mode == "all" and due:
             pattern = [t.name in p.fires for t in given]
             shapes = [list(t.shape) if t.name in p.fires else None for t in given]
@@ -1144,7 +1149,7 @@ def test_module_full(s: Stage) -> None:  # noqa: C901, PLR0912, PLR0915 - a scen
         s.do("\n".join(f"{name}.grad = None" for name in names))
     names, seeds = call.seeds(s)
     given, gp = call.slopes(seeds)
-    passes = s.number(1, 2)
+    passes = s.choose((1, 1, 2))
     for i in range(passes):
         outs = ", ".join(call.outputs())
         s.do(f"torch.autograd.backward([{outs}], [{', '.join(names)}], retain_graph=True)")
