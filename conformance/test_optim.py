@@ -369,13 +369,15 @@ def test_sgd_formula(s: Stage) -> None:
     plain = hand and _fusable(s, training, weights) and s.number(0, 3) == 3
     if plain:
         opt.how = {"fused": True}
+    elif hand and s.device.name == "cpu" and s.number(0, 7) == 7:
+        opt.how, s.mark = {"fused": True}, "fused layout"
     s.do(f"opt = {opt.source()}")
     if not hand:
         training.backward(root)
     for i in range(s.number(1, 4)):
         for w in weights if hand else []:
             if i == 0 or s.flip():
-                by_hand(s, w, plain=plain, expanded=True)
+                by_hand(s, w, plain=plain, expanded=not s.mark)
         training.step(opt)
         training.look(weights, "the formula of SGD with this gradient")
 
@@ -551,6 +553,9 @@ def test_param_groups(s: Stage) -> None:
         group = Group([w], group_options(s, opt))
         late = opt.kind != "Adagrad" and (waiting or s.flip())  # whose state is made with it, in most releases
         (waiting if late else opt.groups).append(group)
+    if opt.kind == "Adagrad" and s.number(0, 3) == 3:
+        opt.groups[-1].options["initial_accumulator_value"] = 0.25
+        s.mark = "initial accumulator"
     s.do(f"opt = {opt.source()}")
     for i in range(s.number(1, 3) + len(waiting)):
         if waiting and (i or s.flip()):
@@ -663,7 +668,7 @@ def test_closure(s: Stage) -> None:
     training = Training(s)
     s.require(training.tracked)
     root = s.choose(training.roots())
-    kind = s.choose((*RULED, "LBFGS", "LBFGS", *UNRULED))
+    kind = s.choose((*RULED, *["LBFGS"] * 4, *UNRULED))
     opt = optimizer(s, training.tracked, (kind,), groups=kind != "LBFGS")
     if kind == "LBFGS":  # which takes each .grad for one row of numbers
         s.require(training.tracked and all(np.size(w.value) and training.dense(w) for w in training.tracked))
