@@ -369,12 +369,12 @@ def test_sgd_formula(s: Stage) -> None:
     plain = hand and _fusable(s, training, weights) and s.number(0, 3) == 3
     if plain:
         opt.how = {"fused": True}
-    elif hand and s.device.name == "cpu" and s.number(0, 7) == 7:
+    elif hand and s.device.name == "cpu" and s.number(0, 15) == 15:
         opt.how, s.mark = {"fused": True}, "fused layout"
     s.do(f"opt = {opt.source()}")
     if not hand:
         training.backward(root)
-    for i in range(s.number(1, 4)):
+    for i in range(s.number(1, 4) if not s.mark else 1):
         for w in weights if hand else []:
             if i == 0 or s.flip():
                 by_hand(s, w, plain=plain, expanded=not s.mark)
@@ -553,7 +553,7 @@ def test_param_groups(s: Stage) -> None:
         group = Group([w], group_options(s, opt))
         late = opt.kind != "Adagrad" and (waiting or s.flip())  # whose state is made with it, in most releases
         (waiting if late else opt.groups).append(group)
-    if opt.kind == "Adagrad" and s.number(0, 3) == 3:
+    if opt.kind == "Adagrad" and s.number(0, 15) == 15:
         opt.groups[-1].options["initial_accumulator_value"] = 0.25
         s.mark = "initial accumulator"
     s.do(f"opt = {opt.source()}")
