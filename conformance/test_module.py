@@ -121,16 +121,27 @@ def test_two_nets(s: Stage) -> None:
     one.build(s)
     two.build(s)
     of.build(s)
-    for p in off:
-        s.do(s.choose(OFF).format(p.path))
     rounds = s.number(1, 2) if x.paper is None or x.paper.node is None else 1
+    trained, how, everything = rounds > 1 and s.flip(), s.choose(OFF), [*one.parameters, *two.parameters]
+    for p in off:
+        s.do(how.format(p.path))
+    if trained:
+        both = "net1.parameters(), net2.parameters()"
+        s.do(f"import itertools\noptimizer = torch.optim.SGD(itertools.chain({both}), lr=0.25, momentum=0.5)")
     for times in range(1, rounds + 1):
         s.do(f"y = net1({x.name})")
         s.true("y.requires_grad", "it was made with parameters that require grad")
         s.do(f"{of.text.format('net2(y)')}.backward()")
         s.equal("y.grad", None, "y is no leaf")
-        look_at_grads(s, (*one.parameters, *two.parameters), of(z), frozen=off, times=times)
-        look_at_input(s, x, of(z), times=times)
+        look_at_grads(s, everything, of(z), frozen=off, times=1 if trained else times)
+        if trained and times < rounds:
+            s.do("optimizer.step()\noptimizer.zero_grad()")
+            for p, g in zip(everything, slopes(of(z), everything), strict=True):
+                p.set(p.at.value - (0.0 if p in off else 0.25 * g))
+            z = two(one(x.at))
+            demand_clear(s, of, z, one, two)
+        if not trained:
+            look_at_input(s, x, of(z), times=times)
 
 
 def _words(s: Stage, net: Net, x: Input) -> tuple[Net, Input]:
