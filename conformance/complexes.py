@@ -95,7 +95,7 @@ HOLOMORPHIC: tuple[Rule, ...] = (
     _holomorphic("-{z}", np.negative, lambda z, f: -1.0),
     _holomorphic("1.0 / ({z} + 4.0)", lambda z: 1 / (z + 4), lambda z, f: -f * f),
     _holomorphic("{z}.cos()", np.cos, lambda z, f: -np.sin(z)),
-    _holomorphic("({z} - 1.0j).square()", lambda z: (z - 1j) ** 2, lambda z, f: 2 * (z - 1j)),
+    _holomorphic("({z} - 1.0j) ** 2", lambda z: (z - 1j) ** 2, lambda z, f: 2 * (z - 1j)),
     _holomorphic("{z}.clone()", lambda z: z, lambda z, f: 1.0),
     _holomorphic("(1.0j - {z}) * 0.5", lambda z: (1j - z) * 0.5, lambda z, f: -0.5),
     _holomorphic("torch.addcmul({z}, {z}, {z})", lambda z: z + z * z, lambda z, f: 1 + 2 * z),
