@@ -669,9 +669,12 @@ def test_closure(s: Stage) -> None:
     s.require(training.tracked)
     root = s.choose(training.roots())
     kind = s.choose((*RULED, *["LBFGS"] * 4, *UNRULED))
-    opt = optimizer(s, training.tracked, (kind,), groups=kind != "LBFGS")
+    chosen = training.tracked
     if kind == "LBFGS":  # which takes each .grad for one row of numbers
-        s.require(training.tracked and all(np.size(w.value) and training.dense(w) for w in training.tracked))
+        chosen = [w for w in chosen if np.size(w.value) and training.dense(w)]
+        s.require(chosen)
+    opt = optimizer(s, chosen, (kind,), groups=kind != "LBFGS")
+    if kind == "LBFGS":
         opt.options, opt.how = {"lr": 0.125, "max_iter": s.number(1, 2)}, {}
     s.do(f"opt = {opt.source()}")
     seed, numbers = s.name("v"), s.numbers(root.shape)
@@ -705,12 +708,13 @@ def test_closure(s: Stage) -> None:
 
 
 def _call(s: Stage) -> None:
-    head = s.choose(("", "with torch.no_grad():", "with torch.set_grad_enabled(False):", "with torch.enable_grad():"))
+    off = ("with torch.no_grad():", "with torch.set_grad_enabled(False):")
+    head = s.choose(("", *off, *off, *off, "with torch.enable_grad():"))
     call = s.choose(("result = opt.step(closure)", "result = opt.step(closure=closure)"))
     if not head:
         s.do(call)
         return
-    inner = s.choose(("", "", "with torch.enable_grad():", "with torch.no_grad():"))
+    inner = s.choose(("", "", "", "with torch.enable_grad():", "with torch.no_grad():"))
     s.block(head, s.block_source(inner, call) if inner else call)
 
 

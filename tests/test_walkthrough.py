@@ -9,6 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.slow  # minutes, and a compiler; by name: pytest tests -m slow
+
 PAGE = Path(__file__).parents[1] / "docs" / "add-a-device.md"
 LIMIT = 500
 
