@@ -667,7 +667,7 @@ def _once(s: Stage, top: Paper, name: str) -> None:
     s.do(f"(g,) = torch.autograd.grad(z, [{wrt.name}], v, create_graph=True)")
     grads = s.grads((top, seed * SLOPES[name](top.value)))
     s.close("g", grads[wrt.name], "the first derivative is as ever")
-    if tracked or wrt is top:
+    if wrt is top or (tracked and np.any(grads[wrt.name])):  # a gradient that went through no number may have no graph
         fragment = "marked with @once_differentiable" if tracked else "does not require grad"
         asks = [("g.sum().backward(retain_graph=True)", fragment)]
         if wrt is top:
