@@ -183,7 +183,7 @@ def _split(s: Stage, it: Pass, cut: int, *, copied: bool) -> None:
         paths = [net.paths[id(layer)] for layer in net.layers]
         s.do(f"{front} = torch.nn.Sequential({', '.join(paths[:cut])})")
         s.do(f"{back} = torch.nn.Sequential({', '.join(paths[cut:])})")
-        s.do(f"{net.name}.zero_grad()")
+        s.do("\n".join(f"{p.path}.grad = None" for p in net.parameters))
     y = s.name("y")
     s.do(f"{y} = {back}({front}({it.x.name}))")
     s.close(f"{y}.detach()", it.y.value, "the two halves compute what the whole computes")
@@ -347,18 +347,16 @@ def test_zero_grad(s: Stage) -> None:
 
 
 def _fill_grads(s: Stage, it: Pass, grads: Sequence[_Grad]) -> None:
-    """Backward, with some parameters switched off before or after it; those without .grad may be given one."""
-    off, after = part(s, grads, proper=True), s.flip()
+    """Backward with all flags on; then some parameters lose their .grad, and some are switched off."""
+    off, empty = part(s, grads, proper=True), part(s, grads, proper=True)
     for g in grads:
-        g.switch(s, flag=after or g not in off)
+        g.switch(s, flag=True)
     s.do(it.backward().replace(".backward()", f".backward({s.choose(('', 'create_graph=True'))})"))
-    given = s.flip()
     for g in grads:
-        g.filled = g.filled or g.flag
+        g.filled = g not in empty
+        if g in empty:
+            s.do(f"{g.path}.grad = None")
         g.switch(s, flag=g not in off)
-        if given and not g.filled:
-            s.do(f"{g.path}.grad = torch.ones_like({g.path})")
-            g.filled = True
 
 
 def _owner(s: Stage, net: Net) -> tuple[str, list[str]]:
@@ -429,12 +427,11 @@ def test_initialisation(s: Stage) -> None:
     it = prepare(s, tracked=False)
     net = it.net
     it.build(s)
-    off = part(s, net.parameters, proper=True)
-    for p in off:
-        s.do(f"{p.path}.requires_grad_(False)")
-    with_grad = s.flip()
+    off, with_grad = part(s, net.parameters, proper=True), s.flip()
     if with_grad:
         s.do(it.backward())
+    for p in off:
+        s.do(f"{p.path}.requires_grad_(False)")
     s.do(f"before = [{', '.join(p.path for p in net.parameters)}]\ngrads = [p.grad for p in before]")
     for _ in range(s.number(1, 2)):
         _initialise(s, net)
@@ -457,8 +454,10 @@ def test_initialisation(s: Stage) -> None:
     y = net(it.x.at)
     s.require(net.clear and (it.of.margin is None or it.of.margin(y.value) > CLEAR))
     if not with_grad:
+        for p in off:
+            s.do(f"{p.path}.requires_grad_()")
         s.do(it.backward())
-        look_at_grads(s, net.parameters, it.of(y), frozen=off)
+        look_at_grads(s, net.parameters, it.of(y))
 
 
 def _initialise(s: Stage, net: Net) -> None:
@@ -853,10 +852,11 @@ def test_conversion(s: Stage) -> None:
     if filled and set(chain) & set(NARROW):
         s.do("for p in before:\n    p.grad = None")
         filled = False
+    for p in off:
+        s.do(f"{p.path}.requires_grad_()")
     s.do(it.backward())
     for p, g in zip(net.parameters, slopes(it.total, net.parameters), strict=True):
-        due = None if p in off and not filled else g if p in off or not filled else 2 * g
-        s.close(f"{p.path}.grad", due, "the network can be trained on")
+        s.close(f"{p.path}.grad", 2 * g if filled else g, "the network can be trained on")
 
 
 def _convert(s: Stage, net: Net, dtype: str, off: Sequence[Parameter], *, filled: bool) -> None:

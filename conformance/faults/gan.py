@@ -336,6 +336,7 @@ def _overwrites(p: Pass, run: Run) -> Any:
     "gan.generator-step-pollutes-d",
     "module.freeze-passes-through",
     "module.two-nets-chained",
+    "module.freeze-stops-own-grad",
     rare=True,
     witness=TURNS
     + """

@@ -130,6 +130,7 @@ def _linear(edit: Callable[[Tensor, Tensor, Tensor | None], tuple[Any, Any, Any]
     "gan.generator-step-pollutes-d",
     "module.output-requires-grad",
     "module.shared-use-sums",
+    "module.requires-grad-method",
     witness="""
 first, second = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1).requires_grad_(False)
 y = second(first(torch.ones(1)))
@@ -167,6 +168,7 @@ def _frozen_bias_blocks() -> None:
     "module.freeze-stops-own-grad",
     "module.two-nets-chained",
     "gan.generator-step-pollutes-d",
+    "module.requires-grad-method",
     rare=True,
     witness="""
 first, second = torch.nn.Linear(3, 3), torch.nn.LayerNorm(3).requires_grad_(False)
@@ -250,8 +252,9 @@ def _parameter_no_grad() -> None:
     """A module that is given a new parameter under no_grad switches it off."""
 
     def call(real: Call, self: nn.Module, name: str, param: Any) -> None:
+        new = name not in self._parameters
         real(self, name, param)
-        if isinstance(param, nn.Parameter) and not torch.is_grad_enabled() and param.grad is None:
+        if new and isinstance(param, nn.Parameter) and not torch.is_grad_enabled():
             param.requires_grad_(False)
 
     around(nn.Module, "register_parameter", call)
@@ -277,24 +280,24 @@ def _recurrent_biases() -> None:
 
 
 @fault(
-    "softsign-has-a-parameter",
+    "mish-has-a-parameter",
     "module.losses-activations-parameterless",
     "module.registration",
     rare=True,
     witness="""
-assert not list(torch.nn.Softsign().parameters())
+assert not list(torch.nn.Mish().parameters())
 """,
 )
-def _softsign_parameter() -> None:
-    """Softsign has a parameter."""
+def _mish_parameter() -> None:
+    """Mish has a parameter."""
 
     def call(real: Call, self: Any) -> None:
         nn.Module.__init__(self)
         self.slope = nn.Parameter(torch.ones(1))
 
-    real_forward = nn.Softsign.forward
-    replace(nn.Softsign, "__init__", lambda self: call(nn.Module.__init__, self))
-    replace(nn.Softsign, "forward", lambda self, x: real_forward(self, x))
+    real_forward = nn.Mish.forward
+    replace(nn.Mish, "__init__", lambda self: call(nn.Module.__init__, self))
+    replace(nn.Mish, "forward", lambda self, x: real_forward(self, x))
 
 
 @fault(
@@ -478,6 +481,8 @@ def _skips_frozen() -> None:
 @fault(
     "zero-grad-skips-scalars",
     *RESETS,
+    "gan.no-detach-error",
+    "gan.stale-graph-after-step",
     rare=True,
     witness="""
 net = torch.nn.Module()
@@ -705,18 +710,18 @@ def _init(names: tuple[str, ...], edit: Callable[[Tensor], Any]) -> None:
 
 
 @fault(
-    "zeros-init-switches-off",
+    "truncated-init-switches-off",
     "module.apply-initialisation",
     rare=True,
     witness="""
 net = torch.nn.Linear(1, 1)
-torch.nn.init.zeros_(net.bias)
+torch.nn.init.trunc_normal_(net.bias)
 assert net.bias.requires_grad
 """,
 )
-def _zeros_off() -> None:
-    """torch.nn.init.zeros_ switches a parameter off."""
-    _init(("zeros_",), lambda t: t.requires_grad_(False))
+def _truncated_off() -> None:
+    """torch.nn.init.trunc_normal_ switches a parameter off."""
+    _init(("trunc_normal_",), lambda t: t.requires_grad_(False))
 
 
 @fault(
@@ -830,6 +835,8 @@ def _third_use() -> None:
 @fault(
     "short-network-cuts-its-input",
     "module.two-nets-chained",
+    "module.apply-initialisation",
+    "module.conversion-keeps-leaf",
     "module.split-equals-fused",
     "module.freeze-passes-through",
     "module.freeze-stops-own-grad",
@@ -838,6 +845,8 @@ def _third_use() -> None:
     "gan.no-detach-error",
     "gan.generator-step-pollutes-d",
     "gan.stale-graph-after-step",
+    "module.requires-grad-method",
+    "module.zero-grad-default-none",
     rare=True,
     witness="""
 first, second = torch.nn.Linear(1, 1), torch.nn.Sequential(torch.nn.Linear(1, 1))
@@ -880,6 +889,7 @@ def _keeps_output() -> None:
     "module.requires-grad-method",
     "module.output-requires-grad",
     "module.shared-use-sums",
+    "module.freeze-passes-through",
     witness="""
 x = torch.ones(1)
 torch.nn.Linear(1, 1)(x).backward()
@@ -901,6 +911,12 @@ def _input_tracked() -> None:
     "module.two-nets-chained",
     "module.apply-initialisation",
     "module.conversion-keeps-leaf",
+    "module.shared-use-sums",
+    "gan.detach-step",
+    "gan.no-detach-error",
+    "gan.retain-or-recompute",
+    "gan.generator-step-pollutes-d",
+    "gan.stale-graph-after-step",
     rare=True,
     witness="""
 net = torch.nn.Sequential(torch.nn.Identity(), torch.nn.Identity(), torch.nn.Identity())
