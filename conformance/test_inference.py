@@ -371,6 +371,7 @@ def test_no_forward_ad(s: Stage) -> None:
     s.play()
     s.do("import torch.autograd.forward_ad as fwad")
     tangent = s.numbers(x.shape)
+    value = x.value if s.noise is None else s.noise(x.value, x.dtype)
     s.do(f"tangent = {s.tensor(tangent, x.dtype)}")
     lines = [f"d = fwad.make_dual({x.name}.detach().clone(), tangent)", "found = []"]
     due: list[Array | None] = []
@@ -383,7 +384,7 @@ def test_no_forward_ad(s: Stage) -> None:
         else:
             lines.append(s.block_source(s.choose(TANGENT_HEADS), line) if head == "no_grad" else line)
         lines.append("found.append(fwad.unpack_dual(y).tangent)")
-        due.append(None if head == "inference" else paper(x.value, tangent))
+        due.append(None if head == "inference" else paper(value, tangent))
     s.block("with fwad.dual_level():", *lines)
     for i, paper_tangent in enumerate(due):
         because = "made in inference mode" if paper_tangent is None else "no_grad is about backward mode"

@@ -75,7 +75,8 @@ def test_later_use(s: Stage) -> None:
         c = s.choose(constants)
     how, seed_of = s.choose(LATER)
     s.do(f"z = {how.format(t=t.name, c=c.name)}")
-    grads = cotangents([(t, seed_of(t.value, c.value))], noise=s.noise)
+    values = [v.value if s.noise is None else s.noise(v.value, v.dtype) for v in (t, c)]
+    grads = cotangents([(t, seed_of(*values))], noise=s.noise)
     passes = s.number(1, 2)
     for i in range(passes):
         s.do(f"z.backward({'retain_graph=True' if i + 1 < passes else ''})")

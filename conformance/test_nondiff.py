@@ -34,7 +34,8 @@ KINKS: tuple[tuple[str, tuple[float, ...], float, Slope], ...] = (
 @scene("nondiff.subgradient-rules")
 def test_subgradient_rules(s: Stage) -> None:
     """Kinks and ties get the gradient of least norm among elements that have an ordinary one."""
-    s.choose((_kinks, _norms, _shares, _pairs, _kinks))(s)
+    for _ in range(s.number(1, 3)):
+        s.choose((_kinks, _norms, _shares, _pairs, _kinks, _kinks))(s)
 
 
 def _kinks(s: Stage) -> None:
@@ -187,7 +188,8 @@ MASKS_BEFORE = ("torch.where(m, {x}, 1.0)", "{x}.masked_fill(~m, 1.0)", "{x}[m]"
 @scene("nondiff.undefined-and-random")
 def test_undefined_and_random(s: Stage) -> None:
     """A mask on the result leaves nan behind, one on the operand does not; random ops pass on zeros."""
-    s.choose((_masked, _divided, _random, _masked))(s)
+    for _ in range(s.number(1, 2)):
+        s.choose((_masked, _divided, _random, _masked, _random))(s)
 
 
 def _masked(s: Stage) -> None:

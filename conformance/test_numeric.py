@@ -145,7 +145,8 @@ def test_functional_api(s: Stage) -> None:
     x = s.choose(fitting)
     s.play()
     s.do("from torch.autograd import functional")
-    s.choose((_jacobian, _vjp, _jvp, _hessian, _hvp, _vhp, _independent))(s, x)
+    for _ in range(s.number(1, 2)):
+        s.choose((_jacobian, _vjp, _jvp, _hessian, _hvp, _vhp, _independent, _independent))(s, x)
 
 
 def _vector(s: Stage, x: Paper) -> tuple[Array, Array]:
@@ -154,12 +155,17 @@ def _vector(s: Stage, x: Paper) -> tuple[Array, Array]:
     f(x) = W p(x), and g(x) = sum(p(x)) + sum(x)^2 / 2, with p elementwise.
     """
     text, _, first, second = s.choose(SMOOTH)
-    value, n = x.value.reshape(-1), int(np.size(x.value))
+    value, n = _rounded(s, x.value, x).reshape(-1), int(np.size(x.value))
     rows = s.number(1, 3)
     w = s.numbers((rows, n))
     s.do(f"w = {s.tensor(w, x.dtype)}")
     s.do(f"def f(x):\n    return w @ ({text}).reshape(-1)\ndef g(x):\n    return ({text}).sum() + x.sum() ** 2 * 0.5")
-    return w * first(value), np.diag(second(value)) + 1.0
+    return _rounded(s, w * first(value), x), _rounded(s, np.diag(second(value)) + 1.0, x)
+
+
+def _rounded(s: Stage, value: Array, x: Paper) -> Array:
+    """Random rounding, if asked for."""
+    return value if s.noise is None else s.noise(value, x.dtype)
 
 
 def _create(s: Stage) -> tuple[str, bool]:
@@ -320,8 +326,7 @@ def test_device_agreement(s: Stage) -> None:
     """Values, flags and gradients are those of the CPU, and a copy to another device sends the gradient back."""
     root = s.root()
     s.play()
-    looked = [t for t in s.tensors if np.all(np.isfinite(t.value))]
-    for t in s.some(looked, least=1):
+    for t in (t for t in s.tensors if np.all(np.isfinite(t.value))):
         s.close(f"{t.name}.detach()", t.value, "the value on the CPU")
         s.equal(
             f"({t.name}.requires_grad, {t.name}.is_leaf)", (t.requires_grad, t.node is None), "the flags on the CPU"
