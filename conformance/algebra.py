@@ -216,6 +216,29 @@ class Differentiable:
         return Traced(scatter(x.value, origins, shape), [x], lambda A, g: (A.take(g, origins),))
 
 
+def taken(source: Traced, positions: np.ndarray) -> Traced:
+    """The elements of a value at flat positions, in the shape of these: what a view sees."""
+    value = source.value.reshape(-1)[positions]
+    return Traced(value, [source], lambda A, g: (A.scatter(g, positions, source.shape),))
+
+
+def replaced(source: Traced, positions: np.ndarray, part: Traced) -> Traced:
+    """A value with ``part`` at some flat positions: what a write leaves. Cotangents go to both, each for its elements."""
+    value = source.value.copy().reshape(-1)
+    value[positions] = part.value
+    keep = np.ones(source.size)
+    keep[positions] = 0.0
+    mask = keep.reshape(source.shape)
+    return Traced(value.reshape(source.shape), [source, part], lambda A, g: (g * mask, A.take(g, positions)))
+
+
+def spread(x: Traced, shape: Shape) -> Traced:
+    """A value broadcast to a shape; itself if it has it."""
+    if x.shape == shape:
+        return x
+    return Traced(np.broadcast_to(x.value, shape).copy(), [x], lambda A, g: (A.sum_to(g, x.shape),))
+
+
 def gradient(root: Traced, seed: Any, wrt: Sequence[Traced], algebra: Any = Plain) -> list[Any]:
     """Reverse mode: cotangents of ``wrt`` for the cotangent ``seed`` of ``root``; zeros where nothing arrives."""
     cotangents: dict[int, Any] = {id(root): seed}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import fnmatch
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -102,6 +102,11 @@ def load(path: Path) -> dict[str, Claim]:
 def register() -> dict[str, Claim]:
     """The claims that this package judges, by id; read once, and not to be changed by callers."""
     return load(Path(__file__).with_name("claims.toml"))
+
+
+def is_whole(chosen: Iterable[str]) -> bool:
+    """Whether the ids name every claim of the register that a test is possible for."""
+    return set(chosen) >= {claim.id for claim in register().values() if not claim.untestable}
 
 
 def select(globs: Sequence[str]) -> tuple[Claim, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -32,18 +32,24 @@ class Settle(Protocol):
         """Settle a claim on the device of the test."""
 
 
+def reading(check: Any, function: Callable[..., Any]) -> Callable[[Settle], None]:
+    """The test that reads the judgement of a check, under the name and with the words of a function."""
+
+    def test(settle: Settle) -> None:
+        settle(check.claim)
+
+    test.__name__ = test.__qualname__ = getattr(function, "__name__", "test")
+    test.__doc__ = function.__doc__
+    test.__module__ = function.__module__
+    test.claim_check = check  # type: ignore[attr-defined]
+    return test
+
+
 def claim(claim_id: str, *, family: str = "graphs") -> Callable[[Check], Callable[[Settle], None]]:
     """Make the check of a claim its test: the test reads the judgement that all claims of a family share."""
 
     def decorate(check: Check) -> Callable[[Settle], None]:
-        def test(settle: Settle) -> None:
-            settle(claim_id)
-
-        test.__name__ = test.__qualname__ = getattr(check, "__name__", "test")
-        test.__doc__ = check.__doc__
-        test.__module__ = check.__module__
-        test.claim_check = ClaimCheck(claim_id, check, family)  # type: ignore[attr-defined]
-        return test
+        return reading(ClaimCheck(claim_id, check, family), check)
 
     return decorate
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from autograd_conformance.compare import FEW, SAMPLES, TIGHT, UNSTABLE, Case
-from autograd_conformance.judge import Settle
+from autograd_conformance.judge import Settle, reading
 from autograd_conformance.oracle import InvalidProgram
 from autograd_conformance.paper import Array, Due, Noise
 from autograd_conformance.player import Played, play
@@ -38,14 +38,7 @@ def scene(claim_id: str) -> Callable[[Write], Callable[[Settle], None]]:
     """Make a function that writes the scripts of a claim the test of that claim; its family is the claim's area."""
 
     def decorate(write: Write) -> Callable[[Settle], None]:
-        def test(settle: Settle) -> None:
-            settle(claim_id)
-
-        test.__name__ = test.__qualname__ = getattr(write, "__name__", "test")
-        test.__doc__ = write.__doc__
-        test.__module__ = write.__module__
-        test.claim_check = SceneCheck(claim_id, write, claim_id.partition(".")[0])  # type: ignore[attr-defined]
-        return test
+        return reading(SceneCheck(claim_id, write, claim_id.partition(".")[0]), write)
 
     return decorate
 

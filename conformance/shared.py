@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from autograd_conformance.algebra import Plain, Traced, gradient, sum_to
+from autograd_conformance.algebra import Plain, Traced, gradient, replaced, spread, taken
 from autograd_conformance.ops import OPS
 from autograd_conformance.paper import Array
 from autograd_conformance.program import Param, Shape
@@ -57,22 +57,12 @@ class Part:
 
     def read(self) -> Traced:
         """Its value now."""
-        now, where = self.memory.now, self.where
-        return Traced(now.value[where], [now], lambda _, g: (_scattered(g, where, now.size),))
+        return taken(self.memory.now, self.where)
 
     def write(self, new: Any) -> None:
         """Replace its elements by a value that broadcasts to its shape."""
         new = new if isinstance(new, Traced) else Traced(new)
-        now, where = self.memory.now, self.where
-        value = now.value.copy()
-        value[where] = new.value
-
-        def pull(_: Any, g: Array) -> tuple[Array, Array]:
-            kept = g.copy()
-            kept[where] = 0.0
-            return kept, sum_to(g[where], new.shape)
-
-        self.memory.now = Traced(value, [now, new], pull)
+        self.memory.now = replaced(self.memory.now, self.where, spread(new, self.shape))
 
     def inner(self, name: str, where: Array) -> Part:
         """A view of this part; ``where`` picks positions out of its own."""
@@ -89,10 +79,6 @@ class Part:
     def overlaps(self, other: Part) -> bool:
         """Do the two have an element in common?"""
         return self.memory is other.memory and bool(np.isin(self.where, other.where).any())
-
-
-def _scattered(g: Array, where: Array, size: int) -> Array:
-    return np.bincount(where.reshape(-1), weights=g.reshape(-1), minlength=size)
 
 
 def whole(name: str, value: Traced, dtype: str, *, tracked: bool) -> Part:
@@ -112,23 +98,6 @@ def views_of(part: Part, p: int) -> list[tuple[str, Array]]:
             if where.size:
                 found.append((op.source(["{}"], params), where))
     return found
-
-
-def scaled(x: Traced, factor: float) -> Traced:
-    """``x * factor``."""
-    return Traced(x.value * factor, [x], lambda _, g: (g * factor,))
-
-
-def added(x: Traced, other: Any, factor: float = 1.0) -> Traced:
-    """``x + factor * other``, in the shape of ``x``."""
-    if not isinstance(other, Traced):
-        return Traced(x.value + factor * np.asarray(other), [x], lambda _, g: (g,))
-    return Traced(x.value + factor * other.value, [x, other], lambda _, g: (g, sum_to(g * factor, other.shape)))
-
-
-def multiplied(x: Traced, other: Traced) -> Traced:
-    """``x * other``, in the shape of ``x``."""
-    return Traced(x.value * other.value, [x, other], lambda _, g: (g * other.value, sum_to(g * x.value, other.shape)))
 
 
 def mapped(x: Traced, name: str, rounded: Callable[[Array], Array] | None = None) -> Traced:

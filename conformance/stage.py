@@ -15,7 +15,7 @@ import numpy as np
 from autograd_conformance.algebra import Differentiable, Traced, gradient
 from autograd_conformance.oracle import predict
 from autograd_conformance.paper import Array, Due, Noise, Paper
-from autograd_conformance.program import Apply, Constant, Leaf, Rewrap, Statement
+from autograd_conformance.program import Apply, Constant, Leaf, Statement
 from autograd_conformance.reports.statements import constant_source, statement_source
 from autograd_conformance.reverse import Rewrite, cotangents, traced
 from autograd_conformance.scene import Check, CheckKind, Line, Scene, Script
@@ -307,8 +307,3 @@ Write = Callable[[Stage], None]
 def ops_of(statements: Iterable[Statement]) -> list[Apply]:
     """The ops among some statements."""
     return [s for s in statements if isinstance(s, Apply)]
-
-
-def makes(statement: Statement) -> bool:
-    """Does a statement make a tensor?"""
-    return isinstance(statement, Leaf | Apply | Rewrap)

@@ -12,6 +12,7 @@ from autograd_conformance.paper import Array, Paper
 from autograd_conformance.program import Leaf, Rewrap, SetRequiresGrad
 from autograd_conformance.reverse import Rewrite
 from autograd_conformance.scenes import scene
+from autograd_conformance.snippets import UNTRACKED, untracked_names
 from autograd_conformance.stage import Stage
 
 WATCH = """
@@ -403,16 +404,7 @@ def test_needs_requires_grad(s: Stage) -> None:
     """register_hook raises on whatever does not require grad, be it leaf, result, copy, integer or switched off."""
     s.play()
     s.do("calls = []\ndef hook(g):\n    calls.append(g)")
-    names = s.some([t.name for t in s.due.tensors.values() if not t.requires_grad], least=0)
-    made = ("{}.detach()", "{}.detach().clone()", "torch.zeros_like({})", "({}.detach() * 2.0)", "({} > 0)", "{}.data")
-    for _ in range(s.number(0 if names else 1, 2)):
-        name = s.name("u")
-        s.do(f"{name} = {s.choose(made).format(s.choose(s.tracked).name)}")
-        names.append(name)
-    if s.flip():
-        name, t = s.name("u"), s.choose(s.tracked)
-        s.block("with torch.no_grad():", f"{name} = {t.name} * 2.0")
-        names.append(name)
+    names = untracked_names(s, (*UNTRACKED, "{}.data"))
     if s.flip():
         name = s.name("u")
         s.do(f"{name} = {s.tensor(s.numbers((2,)), requires_grad=True)}")

@@ -12,7 +12,8 @@ from autograd_conformance.algebra import Traced
 from autograd_conformance.paper import Array, Paper
 from autograd_conformance.program import Leaf
 from autograd_conformance.scenes import scene
-from autograd_conformance.shared import Part, added, mapped, multiplied, scaled, total, views_of, whole
+from autograd_conformance.shared import Part, mapped, total, views_of, whole
+from autograd_conformance.snippets import KEEP
 from autograd_conformance.stage import Stage
 
 CHANGED = "modified by an inplace operation"
@@ -73,15 +74,15 @@ class Writer:
         """An op that makes a new tensor of a part as it is now."""
         name, value = self.s.name("made"), part.read()
         ops = [
-            (f"{part.name} * 2.0", scaled(value, 2.0)),
-            (f"{part.name} + 1.0", added(value, 1.0)),
-            (f"-{part.name}", scaled(value, -1.0)),
+            (f"{part.name} * 2.0", value * 2.0),
+            (f"{part.name} + 1.0", value + 1.0),
+            (f"-{part.name}", value * -1.0),
         ]
         if not self.linear:
             op = SMOOTH[how % len(SMOOTH)]
             ops = [
                 (f"{part.name}.{op}()", self.mapped(part, op)),
-                (f"{part.name} * {part.name}", multiplied(value, value)),
+                (f"{part.name} * {part.name}", value * value),
                 *ops,
             ]
         text, result = ops[how % len(ops)]
@@ -122,18 +123,18 @@ class Writer:
         mask = np.arange(v.where.size).reshape(v.shape) % 2 == p % 2
         i = 0 if self.plain or not v.shape else p % v.shape[0]
         found: list[tuple[str, Meaning]] = [
-            (f"{n}.mul_({f})", lambda: scaled(old, f)),
-            (f"{n}.add_({k})", lambda: added(old, k)),
-            (f"{n} *= {f}", lambda: scaled(old, f)),
-            (f"{n}.neg_()", lambda: scaled(old, -1.0)),
+            (f"{n}.mul_({f})", lambda: old * f),
+            (f"{n}.add_({k})", lambda: old + k),
+            (f"{n} *= {f}", lambda: old * f),
+            (f"{n}.neg_()", lambda: old * -1.0),
             (f"{n}.zero_()", lambda: 0.0),
             (f"{n}.fill_({k})", lambda: k),
-            (f"{n}.div_(2.0)", lambda: scaled(old, 0.5)),
-            (f"{n}.sub_({k})", lambda: added(old, -k)),
+            (f"{n}.div_(2.0)", lambda: old * 0.5),
+            (f"{n}.sub_({k})", lambda: old - k),
             (f"{n}.masked_fill_({self.s.tensor(mask, 'bool')}, {k})", lambda: _masked(old, mask, k)),
         ]
         if not self.plain:
-            found.append((f"torch._foreach_mul_([{n}], {f})", lambda: scaled(old, f)))
+            found.append((f"torch._foreach_mul_([{n}], {f})", lambda: old * f))
         if v.shape:
             found += [(f"{n}[{i}] = {k}", lambda: _at(old, i, k)), (f"{n}[{i}] *= {f}", lambda: _at(old, i, None, f))]
         if not self.linear:
@@ -143,15 +144,15 @@ class Writer:
     def _with_other(self, v: Part, name: str, other: Traced, p: int, *, itself: bool) -> list[tuple[str, Meaning]]:
         n, f, old = v.name, (2.0, -1.0, 0.5, 3.0)[p % 4], v.read()
         found: list[tuple[str, Meaning]] = [
-            (f"{n}.add_({name}, alpha={f})", lambda: added(old, other, f)),
+            (f"{n}.add_({name}, alpha={f})", lambda: old + other * f),
             (f"{n}.copy_({name})", lambda: other),
             (f"{n}[...] = {name}", lambda: other),
-            (f"{n} += {name}", lambda: added(old, other)),
-            (f"{n}.sub_({name})", lambda: added(old, other, -1.0)),
+            (f"{n} += {name}", lambda: old + other),
+            (f"{n}.sub_({name})", lambda: old - other),
         ]
         if not self.linear and not (self.plain and itself):
-            found.append((f"{n}.mul_({name})", lambda: multiplied(old, other)))
-            found.append((f"{n} *= {name}", lambda: multiplied(old, other)))
+            found.append((f"{n}.mul_({name})", lambda: old * other))
+            found.append((f"{n} *= {name}", lambda: old * other))
         return found
 
     def roots(self) -> list[tuple[str, Traced]]:
@@ -270,16 +271,6 @@ def test_view_rebase(s: Stage) -> None:
 
 # --- one tensor and its aliases ---------------------------------------------------------------------------------------
 
-KEEP = """
-class Keep(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, *tensors):
-        ctx.save_for_backward(*tensors)
-        return sum(t.sum() for t in tensors)
-    @staticmethod
-    def backward(ctx, g):
-        return tuple(g.expand(t.shape) for t in ctx.saved_tensors)
-""".strip()
 MODES = ("with torch.no_grad():", "with torch.inference_mode():", "if True:")
 
 
@@ -387,12 +378,12 @@ def test_unsaved(s: Stage) -> None:
         name, which = s.name("made"), s.number(0, 8)
         flat = x.shape[:1] == x.shape
         ops = [
-            (f"{x.name} * 2.0", scaled(value, 2.0)),
-            (f"{x.name} + 0.5", added(value, 0.5)),
-            (f"-{x.name}", scaled(value, -1.0)),
-            (f"{x.name} - {x.name}.detach()", added(value, -value.value)),
+            (f"{x.name} * 2.0", value * 2.0),
+            (f"{x.name} + 0.5", value + 0.5),
+            (f"-{x.name}", value * -1.0),
+            (f"{x.name} - {x.name}.detach()", value - value.value),
             (f"{x.name}.sum()", mapped_sum(value)),
-            (f"{x.name}.clone()", scaled(value, 1.0)),
+            (f"{x.name}.clone()", value * 1.0),
         ]
         if which < 6 or (flat and which == 6):
             text, result = ops[which % 6]
@@ -529,7 +520,7 @@ def test_aliases(s: Stage) -> None:
         part, factor = s.choose(tracked), s.factor()
         s.do(f"before = {base.name}._version")
         s.succeeds(f"{part.name}.mul_({factor})", "that others share this memory is no reason to refuse")
-        part.write(scaled(part.read(), factor))
+        part.write(part.read() * factor)
         s.true(f"{base.name}._version > before", "autograd notes the write")
     for part in parts:
         s.close(f"{part.name}.detach()", part.read().value, "all of them see what was written to their memory")

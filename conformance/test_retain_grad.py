@@ -10,6 +10,7 @@ from autograd_conformance.paper import Array, Paper
 from autograd_conformance.program import SetRequiresGrad
 from autograd_conformance.reverse import Rewrite
 from autograd_conformance.scenes import scene
+from autograd_conformance.snippets import untracked_names
 from autograd_conformance.stage import Stage
 
 
@@ -63,17 +64,7 @@ def _add(total: dict[str, Array], grads: dict[str, Array]) -> None:
 def test_needs_requires_grad(s: Stage) -> None:
     """retain_grad() raises on whatever does not require grad, be it leaf, result, copy without history or integer."""
     s.play()
-    plain = [t.name for t in s.due.tensors.values() if not t.requires_grad]
-    names = s.some(plain, least=0)
-    made = ("{}.detach()", "{}.detach().clone()", "torch.zeros_like({})", "({}.detach() * 2.0)", "({} > 0)")
-    for _ in range(s.number(0 if names else 1, 2)):
-        name = s.name("u")
-        s.do(f"{name} = {s.choose(made).format(s.choose(s.tracked).name)}")
-        names.append(name)
-    if s.flip():
-        name, t = s.name("u"), s.choose(s.tracked)
-        s.block("with torch.no_grad():", f"{name} = {t.name} * 2.0")
-        names.append(name)
+    names = untracked_names(s)
     for name in names:
         for _ in range(s.number(1, 2)):
             s.raises(f"{name}.retain_grad()", "RuntimeError", f"{name} does not require grad", fragment=_REFUSED)

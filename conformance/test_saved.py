@@ -10,19 +10,10 @@ import numpy as np
 
 from autograd_conformance.paper import Array, Paper
 from autograd_conformance.scenes import scene
+from autograd_conformance.snippets import KEEP
 from autograd_conformance.stage import Stage
 
 HOOKS = "torch.autograd.graph.saved_tensors_hooks"
-KEEP = """
-class Keep(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, *tensors):
-        ctx.save_for_backward(*tensors)
-        return sum(t.sum() for t in tensors)
-    @staticmethod
-    def backward(ctx, g):
-        return tuple(g.expand(t.shape) for t in ctx.saved_tensors)
-""".strip()
 COUNTERS = """
 packed, unpacked = [], []
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import multiprocessing
-import runpy
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from planted import apart, exit_code
 
 from autograd_conformance import expectations
 from autograd_conformance.claims import register
@@ -67,25 +63,6 @@ def noticed(name: str) -> tuple[str, Counterexample] | None:
                 if strange:
                     return claim, smallest(mine[claim], CPU, entries, [(program.to_json(), strange[0])])
     return None
-
-
-def exit_code(path: str, name: str = "") -> int:
-    """Run a script, under a fault or without."""
-    torch.set_num_threads(1)
-    if name:
-        plant(name)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            runpy.run_path(path)
-    except SystemExit as end:
-        return int(end.code or 0)
-    return 0
-
-
-def apart(function: Any, *arguments: Any) -> Any:
-    """Call a function in a process of its own, for a fault that is planted stays."""
-    with multiprocessing.get_context("fork").Pool(1) as pool:
-        return pool.apply(function, arguments)
 
 
 @pytest.mark.parametrize("name", SAMPLE)

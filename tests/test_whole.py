@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
-import multiprocessing
 import statistics
 from collections import Counter
 from functools import cache
@@ -14,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from planted import apart, exit_code
 
 from autograd_conformance.claims import register
 from autograd_conformance.devices import discover
@@ -124,23 +123,6 @@ def _first(name: str) -> tuple[str, int, str]:
     return "", 0, ""
 
 
-def _exit(path: str, name: str = "") -> int:
-    torch.set_num_threads(1)
-    if name:
-        plant(name)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            exec(compile(Path(path).read_text(), path, "exec"), {"__name__": "__main__"})  # noqa: S102 - our own text
-    except SystemExit as end:
-        return int(end.code or 0)
-    return 0
-
-
-def _apart(function: Any, *arguments: Any) -> Any:
-    with multiprocessing.get_context("fork").Pool(1) as pool:
-        return pool.apply(function, arguments)
-
-
 @pytest.mark.parametrize(
     ("fault", "claim"),
     [
@@ -153,8 +135,8 @@ def _apart(function: Any, *arguments: Any) -> Any:
 def test_a_fault_is_made_small_and_given_its_claim(fault: str, claim: str, tmp_path: Path) -> None:
     """Few statements are left, which say what is broken, in a script that tells fault from health."""
     programs()  # drawn before the fault is there
-    named, size, text = _apart(_first, fault)
+    named, size, text = apart(_first, fault)
     assert (named, size <= 6) == (claim, True)
     script = tmp_path / "repro.py"
     script.write_text(text)
-    assert (_apart(_exit, str(script)), _apart(_exit, str(script), fault)) == (0, 1)
+    assert (apart(exit_code, str(script)), apart(exit_code, str(script), fault)) == (0, 1)

@@ -995,8 +995,8 @@ def _sub_refuses() -> None:
     wrap_calls(("__sub__",), wrap)
 
 
-def _permitting(names: Iterable[str], when: Callable[[Tensor], bool]) -> None:
-    """Let in-place ops write to inference tensors outside."""
+def _as_if_inside(names: Iterable[str], when: Callable[[Tensor], bool]) -> None:
+    """Let ops on inference tensors outside run as if inside: in-place ops may write to them, copies are of their kind."""
 
     def wrap(original: Call) -> Call:
         def call(x: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -1025,7 +1025,7 @@ except RuntimeError:
 )
 def _written_outside() -> None:
     """add_ and mul_ write to inference tensors outside inference mode."""
-    _permitting(("add_", "mul_"), lambda x: True)
+    _as_if_inside(("add_", "mul_"), lambda x: True)
 
 
 @fault(
@@ -1045,7 +1045,7 @@ except RuntimeError:
 )
 def _zeroed_outside() -> None:
     """Under no_grad zero_, fill_ and copy_ write to inference tensors."""
-    _permitting(("zero_", "fill_", "copy_"), lambda x: not torch.is_grad_enabled())
+    _as_if_inside(("zero_", "fill_", "copy_"), lambda x: not torch.is_grad_enabled())
 
 
 @fault(
@@ -1162,21 +1162,6 @@ def _increment_refuses() -> None:
     replace(torch.autograd.graph, "increment_version", increment)
 
 
-def _staying(names: Iterable[str], when: Callable[[Tensor], bool]) -> None:
-    """Let copies of inference tensors be inference tensors."""
-
-    def wrap(original: Call) -> Call:
-        def call(x: Any, *args: Any, **kwargs: Any) -> Any:
-            if not (_outside(x) and when(x)):
-                return original(x, *args, **kwargs)
-            with torch._C._InferenceMode(True):
-                return original(x, *args, **kwargs)
-
-        return call
-
-    wrap_calls(names, wrap)
-
-
 @fault(
     "clone-stays-inference",
     "inference.clone-rescues",
@@ -1188,7 +1173,7 @@ assert not i.clone().is_inference()
 )
 def _clone_stays() -> None:
     """The clone of an inference tensor is one, too."""
-    _staying(("clone",), lambda x: True)
+    _as_if_inside(("clone",), lambda x: True)
 
 
 @fault(
@@ -1203,7 +1188,7 @@ assert not (-i).is_inference()
 )
 def _negative_stays() -> None:
     """The negative of an inference tensor is one, too."""
-    _staying(("__neg__", "neg"), lambda x: True)
+    _as_if_inside(("__neg__", "neg"), lambda x: True)
 
 
 @fault(

@@ -185,10 +185,6 @@ def _nest(flat: list[Any], shape: Shape) -> Any:
     return tuple(_nest(flat[i * step : (i + 1) * step], shape[1:]) for i in range(shape[0]))
 
 
-def _array(nested: Param, shape: Shape) -> np.ndarray:
-    return np.array(nested, dtype=np.int64).reshape(shape)
-
-
 def _drawn_indices(count: int, size: int, p: int, q: int) -> list[int]:
     return [(p + i * (2 * q + 1)) % size if q else p % size for i in range(count)]
 

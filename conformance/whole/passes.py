@@ -64,10 +64,8 @@ def _verdict(author: Author, swept: Swept) -> tuple[Any, str]:
     if any(node.derived for node in executed) and (bent or any(node.freed or _written(node) for node in executed)):
         return "may", ""  # which of the first pass's nodes a derivative goes through, is the formulas' business
     written = [node for node in executed if _written(node)]
-    if any(node.vague for node in written):
-        return "may", ""
-    if any(not node.vague and any(m in node.packs and m.version != v for m, v in node.saw) for node in written):
-        return "must", "written"
+    if written:
+        return ("may", "") if any(node.vague for node in written) else ("must", "written")
     again = [node for node in executed if node.freed]
     if any(node.packs for node in again):
         return "must", "freed"

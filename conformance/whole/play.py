@@ -42,7 +42,7 @@ def _packed(source: str, operands: tuple[tuple[tuple[int, ...], str, bool], ...]
         leaf = torch.ones(shape, dtype=_DTYPES[dtype], device=device, requires_grad=tracked)
         names[f"x{i}"] = leaf + 0.0  # no leaf, for it may be written
     with quiet(), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        exec(code(f"out = {source}" if "_(" not in source and "=" not in source.partition("(")[0] else source), names)  # noqa: S102
+        exec(code(source), names)  # noqa: S102
     slots = {f"in{i}": names[f"x{i}"] for i in range(len(operands))}
     out = names.get("out")
     outs = (out,) if isinstance(out, torch.Tensor) else tuple(out or ())

@@ -134,7 +134,7 @@ def _make_results(
         author.state.result(name, (d.key + 31 * i) % 256, value, author.dtype, tracked=tracked)
         for i, (name, value) in enumerate(zip(names, values, strict=True))
     ]
-    packs = author.packs(op.source([f"x{i}" for i in range(len(tensors))], params), tensors)
+    packs = author.packs(f"out = {op.source([f'x{i}' for i in range(len(tensors))], params)}", tensors)
     _node(author, first, last, tensors, made, packs, tracked)
     return made
 

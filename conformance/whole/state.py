@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from autograd_conformance.algebra import Traced
+from autograd_conformance.algebra import Traced, replaced, taken
 from autograd_conformance.program import Shape
 
 Array = np.ndarray
@@ -136,10 +136,10 @@ class State:
 
     # --- tensors --------------------------------------------------------------------------------------------------
 
-    def leaf(self, name: str, key: int, values: Array, dtype: str, *, requires_grad: bool, writable: bool) -> Tensor:
+    def leaf(self, name: str, key: int, values: Array, dtype: str, *, requires_grad: bool) -> Tensor:
         """A tensor that the user makes."""
         memory = Memory(Traced(values))
-        t = Tensor(name, key, memory, _all(values.shape), dtype, requires_grad, leaf=True, writable=writable)
+        t = Tensor(name, key, memory, _all(values.shape), dtype, requires_grad, leaf=True)
         self.own(t)
         self.live[name] = t
         return t
@@ -189,13 +189,7 @@ class State:
             t.sources.append(made)
             self.owners[id(made)] = t
             return made
-        source, positions = t.memory.value, t.positions
-        value = source.value.reshape(-1)[positions]
-
-        def pulled(algebra: Any, g: Any) -> Sequence[Any]:
-            return (algebra.scatter(g, positions, source.shape),)
-
-        return Traced(value, [source], pulled)
+        return taken(t.memory.value, t.positions)
 
     def targets(self, t: Tensor) -> list[Traced]:
         """The values whose gradient is that of the tensor."""
@@ -261,19 +255,5 @@ def _all(shape: Shape) -> Array:
     return np.arange(prod(shape)).reshape(shape)
 
 
-def replaced(source: Traced, positions: Array, part: Traced) -> Traced:
-    """``source`` with ``part`` at some flat positions; cotangents go to both, each for its own elements."""
-    value = source.value.copy().reshape(-1)
-    value[positions] = part.value
-    keep = np.ones(source.size)
-    keep[positions] = 0.0
-    mask = keep.reshape(source.shape)
-
-    def pulled(algebra: Any, g: Any) -> Sequence[Any]:
-        return g * mask, algebra.take(g, positions)
-
-    return Traced(value.reshape(source.shape), [source, part], pulled)
-
-
 Packs = Callable[[str, Sequence[Tensor]], Sequence[str]]
-"""Asks torch which operands (``in0`` ...) and results (``out0`` ...) a line over ``x0`` ... saves for backward."""
+"""Asks torch which operands (``in0`` ...) and results (``out0`` ...) a line over ``x0`` ..., of which it may name the result ``out``, saves for backward."""

@@ -151,7 +151,7 @@ class Author:
         layout = layouts[d.p % 6] if shape else "contiguous"
         leaf = Leaf(name, Constant(shape, self.dtype, numbers(prod(shape), d.q)), tracked, layout)
         values = np.array(leaf.data.values).reshape(shape)
-        made = self.state.leaf(name, d.key, values, self.dtype, requires_grad=tracked, writable=True)
+        made = self.state.leaf(name, d.key, values, self.dtype, requires_grad=tracked)
         made.memory.hidden = layout != "contiguous"
         self.say(statement_source(leaf, self.device), "leaf")
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 
-from autograd_conformance.algebra import Traced, next_order, traced_op
+from autograd_conformance.algebra import Traced, next_order, spread, taken, traced_op
 from autograd_conformance.whole.state import UNKNOWN, Tensor
 from autograd_conformance.whole.tell import LARGEST, Author, Dials, Skip, mode_of
 
@@ -61,12 +60,9 @@ def _fills(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
 
 def _can_write(x: Tensor, owner: Tensor, tracked: bool) -> bool:
     """Is it promised what becomes of the history?"""
-    through_alias = x.cut or (owner.cut)
-    if through_alias:
+    if x.cut:
         return not tracked and (owner.leaf or not owner.requires_grad) and not x.requires_grad
-    if not tracked:
-        return owner.leaf
-    return True
+    return tracked or owner.leaf
 
 
 def _write(
@@ -79,8 +75,9 @@ def _write(
     operand = state.read(y) if y is not None else Traced(np.array(0.5))
     first = next_order()
     positions = x.positions[0] if what.startswith("index") else x.positions
-    before = _at(old, x.positions, positions) if what.startswith("index") else old
-    new = edit(before, _spread(operand, positions.shape))
+    row = np.arange(positions.size).reshape(positions.shape)  # the first of x
+    before = taken(old, row) if what.startswith("index") else old
+    new = edit(before, spread(operand, positions.shape))
     if np.max(np.abs(new.value), initial=0.0) > LARGEST:
         raise Skip
     on_view = x.base is not None or what.startswith("index")
@@ -105,26 +102,6 @@ def _write(
     claim = "inplace.view-rebase" if on_view or x.viewed else "inplace.out-of-place-equivalence"
     for t in state.aliases(x.memory):
         author.shows(told, t, claim, f"{t.name} shares the memory that was written")
-
-
-def _at(x: Traced, all_positions: np.ndarray, positions: np.ndarray) -> Traced:
-    """The elements of a tensor that lie at some positions of its memory; here the first row."""
-    count = int(positions.size)
-    shape = positions.shape
-    value = x.value.reshape(-1)[:count].reshape(shape)
-    index = np.arange(count).reshape(shape)
-    whole = all_positions.shape
-
-    def pulled(algebra: Any, g: Any) -> Sequence[Any]:
-        return (algebra.scatter(g, index, whole),)
-
-    return Traced(value, [x], pulled)
-
-
-def _spread(x: Traced, shape: tuple[int, ...]) -> Traced:
-    if x.shape == shape:
-        return x
-    return Traced(np.broadcast_to(x.value, shape).copy(), [x], lambda A, g: (A.sum_to(g, x.shape),))
 
 
 def step(author: Author, d: Dials) -> None:
