@@ -15,7 +15,8 @@ import gc
 import random
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,16 +26,18 @@ from autograd_conformance import runner
 from autograd_conformance.claims import register
 from autograd_conformance.compare import Case
 from autograd_conformance.judge import ClaimCheck, judge
+from autograd_conformance.ops import FLOATS, OPS
 from autograd_conformance.oracle import predict
 from autograd_conformance.program import (
     Apply,
     Backward,
-    DetachInPlace,
+    Constant,
     Grad,
     Leaf,
+    Pass,
     Program,
     Rewrap,
-    SetRequiresGrad,
+    SetGrad,
     Statement,
     Write,
 )
@@ -79,17 +82,39 @@ def timed(work: Callable[[Any], object], items: Sequence[Any]) -> float:
     return best
 
 
-def checkable(program: Program) -> bool:
-    """Can gradcheck follow a program: float64, and no detours around the graph?"""
-    return all(_followed(s) for s in program)
+def followed(program: Program) -> Program:
+    """The same graph with nothing in it that gradcheck cannot follow: float64 throughout, and nothing cut or written."""
+    floats = {name for name, t in predict(program).tensors.items() if t.dtype in FLOATS}
+    leaves = {s.name for s in program if isinstance(s, Leaf)}
+    return Program(tuple(kept for s in program if (kept := _followed(s, floats, leaves)) is not None))
 
 
-def _followed(s: Statement) -> bool:
-    if isinstance(s, Leaf):
-        return s.data.dtype == "float64"
-    if isinstance(s, Apply):
-        return not s.no_grad and s.op != "to_float32"
-    return not isinstance(s, Rewrap | DetachInPlace | SetRequiresGrad | Write)
+def _followed(s: Statement, floats: Collection[str], leaves: Collection[str]) -> Statement | None:
+    match s:
+        case Leaf():
+            return replace(s, data=_wide(s.data))
+        case Apply() if OPS[s.op].kind == "cast":
+            return replace(s, op="clone" if s.args[0] in floats else "to_float64", no_grad=False)
+        case Apply():
+            return replace(s, no_grad=False)
+        case Rewrap():
+            return Apply((s.out,), "clone", (s.arg,))
+        case Backward():
+            inputs = s.inputs and tuple(name for name in s.inputs if name in leaves)
+            return replace(s, seeds=_seeds(s), inputs=inputs) if s.inputs is None or inputs else None
+        case Grad():
+            return replace(s, seeds=_seeds(s))
+        case SetGrad():
+            return replace(s, value=s.value and _wide(s.value))
+    return None
+
+
+def _seeds(s: Pass) -> tuple[Constant | None, ...]:
+    return tuple(seed and _wide(seed) for seed in s.seeds)
+
+
+def _wide(data: Constant) -> Constant:
+    return replace(data, dtype="float64") if data.dtype in FLOATS else data
 
 
 def gradcheck(program: Program) -> None:
@@ -129,8 +154,7 @@ def measure(nodes: int, count: int, closings: int) -> dict[str, float]:
     payloads = [source.randbytes(size) for _ in range(count)]
     programs = [decode(p, nodes=nodes, closings=closings) for p in payloads]
     cases = [Case(p, "cpu") for p in programs]
-    followed = [i for i, p in enumerate(programs) if checkable(p)]
-    graphs = [programs[i] for i in followed]
+    graphs = [followed(p) for p in programs]
     found = {
         "raw": timed(lambda p: Raw("cpu").play(p), programs),
         "draw": timed(lambda _: draw(count, nodes, size), [0]) / count,
