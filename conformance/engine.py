@@ -171,7 +171,7 @@ class Engine:
         gc.freeze()  # cases are cyclic garbage; without what was there before they are quick to collect
         deaths = shard.deaths
         programs = shard.programs(partial(self.programs, name, shard.number))
-        work = _ShardWork(self, name, device)
+        work = ShardWork(self, name, device)
         with shard.journal() as pen, Patience(shard.last_words) as patience:
             try:
                 for i, program in enumerate(programs):
@@ -228,7 +228,7 @@ class Engine:
         return family
 
 
-class _ShardWork:
+class ShardWork:
     """Judging the programs of one shard."""
 
     def __init__(self, engine: Engine, name: str, device: Device) -> None:

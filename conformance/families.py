@@ -119,7 +119,7 @@ class Graphs:
             case = Case(work, device.name, values=device.has("values"), trusted=True)
             counted = words(work, case.due)
             found = judge(case, checks, examine=examine)
-            return Judged(found, counted, case.excluded, case.seen.leaks, bool(case.differences) and examine)
+            return Judged(found, counted, case.excluded, case.seen.leaks, examine and bool(case.differences))
 
     def violations(
         self, check: ClaimCheck, work: Program, device: Device

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from autograd_conformance.errors import unknown
+
 
 @dataclass(frozen=True, slots=True)
 class Profile:
@@ -42,3 +44,15 @@ PROFILES = {
         Profile("thorough", 100, 200, 20, 50, 40, 100, 50),
     )
 }
+
+
+def named(name: str) -> Profile:
+    """The profile of a name.
+
+    Raises:
+        UsageError: there is none.
+
+    """
+    if name not in PROFILES:
+        raise unknown("profile", name, PROFILES)
+    return PROFILES[name]

@@ -1,10 +1,11 @@
-"""The commands that work on reports and on the register: report, merge, diff, explain."""
+"""The commands that work on reports and on the register: report, merge, diff, explain, zoo."""
 
 from __future__ import annotations
 
 import argparse
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autograd_conformance.errors import UsageError
@@ -37,6 +38,13 @@ def add(commands: Any) -> None:
     explain.add_argument("claim", metavar="CLAIM", help="its id")
     explain.add_argument("--device", default="cpu", help="the device of the example (default: cpu)")
     explain.set_defaults(call=_explain)
+
+    zoo = commands.add_parser("zoo", help="plant faults in torch, one after the other, and see which are noticed")
+    zoo.add_argument("faults", nargs="*", metavar="GLOB", help="only these")
+    zoo.add_argument("--profile", default="default", help="smoke, default or thorough")
+    zoo.add_argument("-n", dest="workers", type=int, default=2, metavar="N", help="faults at a time (default: 2)")
+    zoo.add_argument("--out", metavar="DIR", help="write zoo.json and strength.md there")
+    zoo.set_defaults(call=_zoo)
 
 
 def _report(options: argparse.Namespace, _: list[str]) -> int:
@@ -85,3 +93,27 @@ def _explain(options: argparse.Namespace, _: list[str]) -> int:
     (device,) = discover([options.device])
     print("\n".join(explained(options.claim, device, torch.__version__)))
     return 0
+
+
+def _zoo(options: argparse.Namespace, _: list[str]) -> int:
+    """Exit code 1 if a fault survives, or a null fault does not."""
+    from autograd_conformance.claims import register
+    from autograd_conformance.faults.words import FAULTS
+    from autograd_conformance.profiles import named
+    from autograd_conformance.reports.folder import put
+    from autograd_conformance.reports.strength import encoded, page, told
+    from autograd_conformance.zoo import about, chosen, kills
+
+    found, profile = [], named(options.profile)
+    testable = [claim.id for claim in register().values() if not claim.untestable]
+    for kill in kills(chosen(options.faults), profile, max(1, options.workers)):
+        print(told(kill, FAULTS[kill.fault]), flush=True)
+        found.append(kill)
+        if options.out:  # after each, for it takes long
+            folder = Path(options.out)
+            ordered = sorted(found, key=lambda kill: list(FAULTS).index(kill.fault))
+            put(folder / "zoo.json", encoded(ordered, about(profile)))
+            put(folder / "strength.md", page(ordered, FAULTS, testable, about(profile)))
+    survivors = [k for k in found if bool(k.broken if FAULTS[k.fault].null else not k.claim)]
+    print(f"{len(found) - len(survivors)} of {len(found)} as they should be")
+    return 1 if survivors else 0

@@ -16,9 +16,9 @@ import pytest
 
 from autograd_conformance import claims, expectations
 from autograd_conformance.claims import Claim
-from autograd_conformance.errors import DeviceGoneError, UsageError, unknown
+from autograd_conformance.errors import DeviceGoneError, UsageError
 from autograd_conformance.journal import locked, read_json, slug, write_json
-from autograd_conformance.profiles import PROFILES, Profile
+from autograd_conformance.profiles import Profile, named
 from autograd_conformance.reports.script import repro
 from autograd_conformance.reports.terminal import argument, summary
 from autograd_conformance.verdicts import Result, Verdict
@@ -60,10 +60,7 @@ class Session:
     @cached_property
     def profile(self) -> Profile:
         """The profile that was asked for."""
-        name = self._option("profile")
-        if name not in PROFILES:
-            raise unknown("profile", name, PROFILES)
-        return PROFILES[name]
+        return named(self._option("profile"))
 
     @property
     def seed(self) -> int:
