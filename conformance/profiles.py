@@ -42,6 +42,7 @@ PROFILES = {
         Profile("smoke", 4, 60, 2, 10, 1, 20, 1),
         Profile("default", 20, 100, 4, 20, 4, 75, 5),
         Profile("thorough", 100, 200, 20, 50, 40, 100, 50),
+        Profile("fuzz", 1, 200, 1, 20, 1, 20, 1),  # a round of autograd-conformance fuzz
     )
 }
 

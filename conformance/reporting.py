@@ -1,9 +1,10 @@
-"""The commands that work on reports and on the register: report, merge, diff, explain, zoo."""
+"""The commands that work on reports and on the register: report, merge, diff, explain, zoo, fuzz."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,6 +46,15 @@ def add(commands: Any) -> None:
     zoo.add_argument("-n", dest="workers", type=int, default=2, metavar="N", help="faults at a time (default: 2)")
     zoo.add_argument("--out", metavar="DIR", help="write zoo.json and strength.md there")
     zoo.set_defaults(call=_zoo)
+
+    fuzz = commands.add_parser("fuzz", help="judge fresh programs for as long as you like")
+    fuzz.add_argument("--device", default="cpu", help="on this device (default: cpu)")
+    fuzz.add_argument("--setup", default="", metavar="PYTHON", help="a line of Python that makes the device known")
+    fuzz.add_argument("--minutes", type=float, default=10.0, metavar="N", help="how long (default: 10)")
+    fuzz.add_argument("--seed", type=int, metavar="N", help="the first seed (default: from the clock)")
+    fuzz.add_argument("--corpus", default="conformance-corpus", metavar="DIR", help="what is found is kept here")
+    fuzz.add_argument("-n", dest="workers", type=int, default=2, metavar="N", help="processes at a time (default: 2)")
+    fuzz.set_defaults(call=_fuzz)
 
 
 def _report(options: argparse.Namespace, _: list[str]) -> int:
@@ -117,3 +127,22 @@ def _zoo(options: argparse.Namespace, _: list[str]) -> int:
     survivors = [k for k in found if bool(k.broken if FAULTS[k.fault].null else not k.claim)]
     print(f"{len(found) - len(survivors)} of {len(found)} as they should be")
     return 1 if survivors else 0
+
+
+def _fuzz(options: argparse.Namespace, _: list[str]) -> int:
+    """Exit code 1 if a claim was broken or a process died."""
+    from autograd_conformance.devices import discover
+    from autograd_conformance.fuzz import Soak, seeds_for
+
+    (device,) = discover([options.device], options.setup)
+    seed = int(time.time()) if options.seed is None else options.seed
+    soak = Soak(device, Path(options.corpus), options.setup)
+    print(f"from seed {seed} on", flush=True)
+    try:
+        soak.run(seeds_for(options.minutes, seed), max(1, options.workers), lambda line: print(line, flush=True))
+    except KeyboardInterrupt:
+        print("interrupted")
+    found = soak.summary()
+    print(f"{found['programs']:,} programs, {found['checks']:,} checks in {found['rounds']} rounds on {device.name}")
+    print(f"{found['meetings']:,} pairs of ops met; broken: {', '.join(found['broken']) or 'nothing'}")
+    return 1 if found["broken"] or found["deaths"] else 0

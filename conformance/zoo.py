@@ -8,14 +8,13 @@ gradcheck on graphs of the same kind, to compare with.
 from __future__ import annotations
 
 import fnmatch
-import multiprocessing
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -26,15 +25,13 @@ from autograd_conformance.engine import Engine, Example, ShardWork
 from autograd_conformance.errors import unknown
 from autograd_conformance.families import Work, families_of, kind_of
 from autograd_conformance.faults.words import FAULTS, Fault
+from autograd_conformance.forks import forked
 from autograd_conformance.gradchecked import followed, passes
 from autograd_conformance.profiles import Profile
 from autograd_conformance.program import Program
 from autograd_conformance.replay import all_checks
 from autograd_conformance.settle import smallest
 from autograd_conformance.verdicts import Violation
-
-if TYPE_CHECKING:
-    from multiprocessing.context import ForkProcess
 
 LIMIT = 180.0  # seconds for a fault
 GRADCHECKED = 60  # graphs that gradcheck looks at
@@ -96,6 +93,7 @@ class Hunt:
 
     def kill(self, fault: Fault) -> Kill:
         """Plant the fault, for good, and see what breaks, up to the shard in which the first rightful claim does."""
+        warnings.simplefilter("ignore")
         fault.install()
         trail = _Trail(fault)
         for family in self.families(fault):
@@ -166,45 +164,5 @@ def kills(faults: Sequence[Fault], profile: Profile, workers: int, limit: float 
     torch.set_num_threads(1)
     hunt = Hunt(profile)
     hunt.prepare(faults)
-    waiting, running = list(reversed(faults)), dict[Connection, _Running]()
-    while waiting or running:
-        while waiting and len(running) < workers:
-            one = _Running(hunt, waiting.pop(), limit)
-            running[one.pipe] = one
-        ready = wait(list(running), timeout=1.0)
-        for pipe in [p for p, one in running.items() if p in ready or one.late]:
-            yield running.pop(pipe).kill()
-
-
-class _Running:
-    """A fault at work in a child process."""
-
-    def __init__(self, hunt: Hunt, fault: Fault, limit: float) -> None:
-        context = multiprocessing.get_context("fork")
-        self.fault, self.end = fault, time.monotonic() + limit
-        self.pipe, theirs = context.Pipe(duplex=False)
-        self.child: ForkProcess = context.Process(target=_work, args=(hunt, fault, theirs))
-        self.child.start()
-        theirs.close()
-
-    @property
-    def late(self) -> bool:
-        """Has it had its time?"""
-        return time.monotonic() > self.end
-
-    def kill(self) -> Kill:
-        """What it sent, or how it ended."""
-        try:
-            found = self.pipe.recv() if self.pipe.poll() else Kill(self.fault.name, ended="hung")
-        except EOFError:
-            found = Kill(self.fault.name, ended="crashed")
-        self.child.kill()
-        self.child.join()
-        self.pipe.close()
-        assert isinstance(found, Kill)
-        return found
-
-
-def _work(hunt: Hunt, fault: Fault, pipe: Any) -> None:
-    warnings.simplefilter("ignore")
-    pipe.send(hunt.kill(fault))
+    for name, found in forked([(fault.name, partial(hunt.kill, fault)) for fault in faults], workers, limit):
+        yield found if isinstance(found, Kill) else Kill(name, ended=found)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import io
-import multiprocessing
 import runpy
+from functools import partial
 from typing import Any
 
 import torch
 
 from autograd_conformance.faults.words import plant
+from autograd_conformance.forks import forked
+
+LIMIT = 300.0
 
 
 def exit_code(path: str, name: str = "") -> int:
@@ -28,5 +31,14 @@ def exit_code(path: str, name: str = "") -> int:
 
 def apart(function: Any, *arguments: Any) -> Any:
     """Call a function in a process of its own."""
-    with multiprocessing.get_context("fork").Pool(1) as pool:
-        return pool.apply(function, arguments)
+    ((_, (result, error)),) = forked([("", partial(_outcome, function, arguments))], 1, LIMIT)
+    if error is not None:
+        raise error
+    return result
+
+
+def _outcome(function: Any, arguments: tuple[Any, ...]) -> tuple[Any, Exception | None]:
+    try:
+        return function(*arguments), None
+    except Exception as error:  # noqa: BLE001 - for the parent to raise
+        return None, error
