@@ -1233,7 +1233,10 @@ def test_module_firing(s: Stage) -> None:
             s.true(f"all(g is None for row in seen['h{i}'] for g in row[3])", "no input has a gradient")
             s.true(f"all(row[4][0] is not None for row in seen['h{i}'])", "the outputs have one")
     warned = f"any(w.category is UserWarning and {_FIRING!r} in str(w.message) for w in caught)"
-    s.equal(warned, kind == "no input", "there is a UserWarning exactly if no input requires grad")
+    if kind == "no input":
+        s.true(f"torch.__version__ < (2, 9) or {warned}", "no input requires grad, so there is a UserWarning")
+    else:
+        s.false(warned, "there is a UserWarning only if no input requires grad")
 
 
 _FIRING = "Full backward hook is firing when gradients are computed with respect to module outputs"
