@@ -181,12 +181,12 @@ def _raise_violation(claim: str, due: Check, error: Exception | None) -> Violati
             return None
         return Violation(claim, due.at, "", "None", _text(error), "raises", because=due.because, mark="raised")
     names = {cls.__name__ for cls in type(error).__mro__} if error is not None else set()
-    right = not names.isdisjoint(due.due.split(" | "))
-    if right and due.fragment in str(error):
+    if not names.isdisjoint(due.due.split(" | ")) and due.fragment in str(error):
         return None
-    seen = "None" if error is None else _text(error)
-    because = due.because + (f" (the message contains {due.fragment!r})" if right else "")
-    return Violation(claim, due.at, "", due.due, seen, "raises", because=because)
+    wanted = f"{due.due}: {due.fragment}" if due.fragment else due.due
+    return Violation(
+        claim, due.at, "", wanted, "None" if error is None else _text(error), "raises", because=due.because
+    )
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
