@@ -23,6 +23,7 @@ from autograd_conformance.stage import DeviceLike, Stage, Unfit, Write
 from autograd_conformance.verdicts import Violation
 
 Wanted = Callable[[Any, Violation], bool]
+AGAIN = 2  # times that a smaller scene has to show a violation once more
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +281,11 @@ def reduced(
     """The smallest scene found that shows the same kind of violation: a smaller graph, then simpler dials, then again."""
 
     def shows(graph: Program, dials: tuple[int, ...]) -> Violation | None:
+        """A violation that is there every time, where the first one is: no remains of the scripts before."""
+        found = once(graph, dials)
+        return found if not steady or all(found and once(graph, dials) for _ in range(AGAIN)) else None
+
+    def once(graph: Program, dials: tuple[int, ...]) -> Violation | None:
         try:
             staged = stage(check, Scene(graph, dials), device)
         except (InvalidProgram, ValueError, IndexError):  # a smaller graph need not be one, and backward may find out
@@ -290,6 +296,7 @@ def reduced(
         return _sort(violation) == _sort(known) and wanted(played, violation)
 
     graph, dials = scene.graph, scene.dials
+    steady = all(once(graph, dials) for _ in range(AGAIN + 1))
     for _ in range(2):
         dials = _simpler_dials(dials, partial(shows, graph), budget // 4)
         at_end = replace(known, at=max(0, len(graph) - 1))

@@ -579,7 +579,7 @@ def test_version_counter(s: Stage) -> None:
         action, part = s.number(0, 5), s.choose(parts)
         if action in (0, 1):
             options = _writes(part.name, part) + _unrecorded(part.name)
-            for _ in range(s.number(1, 3)):
+            for _ in range(s.number(1, 6)):
                 s.do(f"before = {base.name}._version")
                 s.block("with torch.no_grad():", s.choose(options))
                 s.true(f"{base.name}._version > before", f"{part.name} was written to, which shares the counter")

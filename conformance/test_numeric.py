@@ -159,7 +159,7 @@ def _vector(s: Stage, x: Paper) -> tuple[Array, Array, tuple[int, ...]]:
     """
     text, _, first, second = s.choose(SMOOTH)
     value, n = _rounded(s, x.value, x).reshape(-1), int(np.size(x.value))
-    rows = s.number(1, 3)
+    rows = s.choose((1, 2, 3, min(n, 4)))
     w = s.numbers((rows, n))
     shapes: tuple[tuple[int, ...], ...] = ((rows,), (rows,), (1, rows), (rows, 1))
     shape = s.choose(((1,), (), (1, 1)) if rows == 1 else shapes)
