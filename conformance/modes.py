@@ -81,6 +81,8 @@ GRAD_MANAGERS = (
     "torch.set_grad_enabled(True)",
     "torch.set_grad_enabled(mode=False)",
 )
+# What blocks are left by.
+ERRORS = ("KeyError", "ValueError", "RuntimeError", "KeyboardInterrupt", "StopIteration")
 INFERENCE_MANAGERS = ("torch.inference_mode()", "torch.inference_mode(False)", "torch.inference_mode(True)")
 
 PROBES = (
@@ -154,11 +156,13 @@ class Nest:
         body, _ = self.body(inner, depth)
         way = s.choose(("end", "end", "raise", "break", "raise deeper"))
         if way == "raise":
-            return ["try:", *indented([head, *indented([*body, "raise KeyError"])]), "except KeyError:", "    pass"]
+            error = s.choose(ERRORS)
+            return ["try:", *indented([head, *indented([*body, f"raise {error}"])]), f"except {error}:", "    pass"]
         if way == "raise deeper":
+            error = s.choose(ERRORS)
             last = s.choose([m for m in self.managers if inner.allows(m)])
-            deeper = [f"with {last}:", *indented([*self.look(inner.under(last)), "raise KeyError"])]
-            return ["try:", *indented([head, *indented([*body, *deeper])]), "except KeyError:", "    pass"]
+            deeper = [f"with {last}:", *indented([*self.look(inner.under(last)), f"raise {error}"])]
+            return ["try:", *indented([head, *indented([*body, *deeper])]), f"except {error}:", "    pass"]
         if way == "break":
             return ["for _ in range(3):", *indented([head, *indented([*body, "break"])])]
         return [head, *indented(body)]

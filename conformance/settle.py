@@ -100,17 +100,23 @@ class _Settler:
         return any(entry.recognises(program, v) for v in violations)
 
     def smallest(self, examples: Sequence[Example]) -> Counterexample:
-        """The smallest of the examples, reduced; one that does not show again is kept as it is."""
+        """The smallest of the examples that show each time, reduced; one that does not show again is kept as it is."""
         ranked = sorted(examples, key=lambda example: len(example[0]))
+        best: tuple[Work, list[Violation]] | None = None
         for text, _ in ranked:
             drawn = parse(text)
             again = [v for v in (self._first(drawn) for _ in range(REPEATS)) if v is not None]
-            if again:
-                small, violation = self._reduced(drawn, again[0])
-                shown, _, raised = self._kind(small).violations(self.check, small, self.device)
-                return Counterexample(shown, violation, raised, drawn.digest(), len(again), REPEATS)
-        drawn, violation = parse(ranked[0][0]), ranked[0][1]
-        return Counterexample(drawn, violation, (), drawn.digest(), 0, REPEATS)
+            if again and (best is None or len(again) > len(best[1])):
+                best = drawn, again
+            if len(again) == REPEATS:
+                break
+        if best is None:
+            drawn, violation = parse(ranked[0][0]), ranked[0][1]
+            return Counterexample(drawn, violation, (), drawn.digest(), 0, REPEATS)
+        drawn, again = best
+        small, violation = self._reduced(drawn, again[0])
+        shown, _, raised = self._kind(small).violations(self.check, small, self.device)
+        return Counterexample(shown, violation, raised, drawn.digest(), len(again), REPEATS)
 
     def _first(self, program: Work) -> Violation | None:
         """The first violation that no expectation recognises; without such a one the first, if one is expected."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from autograd_conformance.modes import ERRORS
 from autograd_conformance.paper import Array, Paper
 from autograd_conformance.scenes import scene
 from autograd_conformance.stage import Stage
@@ -35,6 +36,13 @@ CUSTOM = """class Steep(torch.autograd.Function):
     @staticmethod
     def backward(ctx, g):
         return g * 0.0 / 0.0"""
+# Ways to run backward from ``z``, which leave a gradient in ``g``.
+CALLS = (
+    "g, = torch.autograd.grad(z, {t}, retain_graph=True)",
+    "g, = torch.autograd.grad(z, [{t}], create_graph=True)",
+    "z.backward(retain_graph=True, inputs=[h])\ng, h.grad = h.grad, None",
+    "g, = torch.autograd.grad([z, z], [{t}], retain_graph=True)",
+)
 STATE = "(torch.is_anomaly_enabled(), torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled())"
 
 
@@ -69,7 +77,8 @@ def test_nan_detection(s: Stage) -> None:
         elif what == "warns":
             _warns(s)
         else:
-            s.do(f"try:\n    {head}\n        state = {STATE}\n        raise KeyError\nexcept KeyError:\n    pass")
+            error = s.choose(ERRORS)
+            s.do(f"try:\n    {head}\n        state = {STATE}\n        raise {error}\nexcept {error}:\n    pass")
             s.equal("state", state, "the innermost one decides")
         s.equal(STATE, before, "the setting from before is back")
     if before[0]:
@@ -79,7 +88,8 @@ def test_nan_detection(s: Stage) -> None:
 
 def _makes_nan(s: Stage, t: Paper, head: str, state: tuple[bool, bool]) -> None:
     """Backward through the steep op: it must raise, or hand the nan on."""
-    block = s.block_source(head, f"state = {STATE}", f"g, = torch.autograd.grad(z, {t.name}, retain_graph=True)")
+    call = s.choose(CALLS).format(t=t.name)
+    block = s.block_source(head, f"state = {STATE}", call)
     if state[1]:
         lines = [f"    {line}" for line in block.splitlines()]
         s.do("\n".join(["said = ''", "try:", *lines, "except RuntimeError as error:", "    said = str(error)"]))

@@ -219,10 +219,15 @@ _CALLS = ("{y}.backward({v})", "torch.autograd.backward({y}, {v})", "torch.autog
 def test_gradient_shape(s: Stage) -> None:
     """A gradient of any other shape, or of no tensor type, is refused, as often as it is tried; that shape is taken."""
     root = s.root(interior=False, empty=True)
-    x = s.choose([t for t in s.above(root, root_too=True) if t.is_leaf])
+    reached = s.above(root, root_too=True)
+    x = s.choose([t for t in reached if t.is_leaf])
     s.play()
-    good = s.tensor(s.numbers(root.shape), root.dtype)
+    numbers = s.numbers(root.shape)
+    good = s.tensor(numbers, root.dtype)
     for _ in range(s.number(1, 3)):
+        if s.number(0, 3) == 3:
+            _one_element(s, root, x)
+            continue
         call = s.choose(_CALLS)
         if s.number(0, 3) < 3:
             shape = s.choose(_other_shapes(root.shape))
@@ -236,7 +241,48 @@ def test_gradient_shape(s: Stage) -> None:
             if call in plain and wrong != "(1.0,)":
                 wrong = f"[{wrong}]"
             s.raises(call.format(y=root.name, x=x.name, v=wrong, good=good), "TypeError", "this is no tensor")
-    s.succeeds(s.choose(_CALLS[:6]).format(y=root.name, x=x.name, v=good), "the gradient has the shape of the root")
+    _taken(s, root, x, numbers)
+
+
+def _one_element(s: Stage, root: Paper, x: Paper) -> None:
+    """A root of one element takes none of the other shapes of one element."""
+    shapes: tuple[Shape, ...] = ((1,), (1, 1), (), (1, 1, 1))
+    shape, other = s.choose(shapes), s.choose(shapes)
+    s.require(shape != other)
+    s.do(f"one = {root.name}.sum().reshape({shape})")
+    wrong = s.tensor(s.numbers(other), root.dtype)
+    text = s.choose(_CALLS[:7]).format(y="one", x=x.name, v=wrong)
+    s.raises(text, "RuntimeError", f"{other} is not {shape}", fragment="Mismatch in shape")
+
+
+def _taken(s: Stage, root: Paper, x: Paper, numbers: Array) -> None:
+    """A gradient of the right shape counts as it is, in whatever memory and however it is handed in."""
+    good = s.tensor(numbers, root.dtype)
+    s.do(f"v = {good}" if s.flip() else f"v = torch.stack([{good}] * 2, -1)[..., 0]")
+    call, times = s.choose(_TAKEN)
+    s.succeeds(call.format(y=root.name, x=x.name), "the gradient has the shape of the root")
+    grads = s.grads((root, times * numbers))
+    s.close("g" if "g, =" in call else f"{x.name}.grad", grads[x.name], "the gradient that was handed in")
+    if "grad(" in call or "inputs" in call:
+        for t in s.leaves:
+            if t.requires_grad and (t is not x or "grad(" in call):
+                s.true(f"{t.name}.grad is None", "it was not asked for")
+
+
+_TAKEN = (
+    ("{y}.backward(v)", 1.0),
+    ("torch.autograd.backward({y}, v)", 1.0),
+    ("torch.autograd.backward([{y}], (v,))", 1.0),
+    ("g, = torch.autograd.grad({y}, {x}, v)", 1.0),
+    ("{y}.backward(v, inputs={x})", 1.0),
+    ("torch.autograd.backward({y}, v, inputs={x})", 1.0),
+    ("{y}.backward(gradient=v, inputs=[{x}])", 1.0),
+    ("{y}.backward(v, True, False, [{x}])", 1.0),
+    ("{y}.backward(v, create_graph=True)", 1.0),
+    ("torch.autograd.backward([{y}, {y}], [v, v])", 2.0),
+    ("torch.autograd.backward(({y}, {y}), (v, v))", 2.0),
+    ("g, = torch.autograd.grad([{y}, {y}], [{x}], [v, v])", 2.0),
+)
 
 
 _TWO = "torch.autograd.backward([{r}, z], [{ones}, {v}])"

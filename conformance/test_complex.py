@@ -108,6 +108,11 @@ def _close(s: Stage, name: str, due: Array | None, because: str) -> None:
         s.close(f"torch.view_as_real({name}.grad.resolve_conj())", parts, because)
 
 
+def _options(s: Stage, *, last: bool) -> list[str]:
+    """Options of a pass: it retains the graph unless it is the last one, and may record itself."""
+    return s.choose((["create_graph=True"], [] if last else ["retain_graph=True"])[::-1])
+
+
 @scene("complex.gradient-convention")
 def test_gradient_convention(s: Stage) -> None:
     """The gradient of a real loss is dL/dx + i dL/dy for every complex leaf, pass after pass."""
@@ -120,7 +125,7 @@ def test_gradient_convention(s: Stage) -> None:
     passes = s.number(1, 2)
     root = program.to_real(end)
     for i in range(passes):
-        seed = program.backward(root, *(["retain_graph=True"] if i + 1 < passes else []))
+        seed = program.backward(root, *_options(s, last=i + 1 == passes))
         found = gradients(root, seed, s.noise, program.real)
         for leaf in leaves:
             if leaf.name in found:
@@ -183,7 +188,7 @@ def test_holomorphic_vjp(s: Stage) -> None:
     total = np.zeros(z.shape) + 0j
     passes = s.number(1, 2)
     for i in range(passes):
-        v = program.backward(f, *(["retain_graph=True"] if i + 1 < passes else []))
+        v = program.backward(f, *_options(s, last=i + 1 == passes))
         total = total + v * np.conj(derivative)
         _close(s, z.name, total, "v times the conjugate of f'(z)")
         s.true(f"{z.name}.grad.dtype is torch.{program.complex}", "the gradient has the dtype of the leaf")

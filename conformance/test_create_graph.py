@@ -85,9 +85,14 @@ def _few(s: Stage, tensors: Sequence[Paper]) -> list[Paper]:
 def _take(s: Stage, root: _Root, seed: str, inputs: Sequence[Paper], g: str) -> float:
     """Bind ``g`` to gradients that can be differentiated, in one of many ways; returns how many times they count."""
     arguments = f"{root.name}, {_names(inputs)}" + (f", {seed}" if seed else "")
-    once = f"torch.autograd.grad({arguments}, create_graph=True)"
+    option = s.choose(("", "", ", allow_unused=True", ", materialize_grads=True"))
+    once = f"torch.autograd.grad({arguments}, create_graph=True{option})"
     ways = ["grad", "twice"] + (["backward", "accumulated"] if all(t.is_leaf for t in inputs) else [])
-    way = s.choose(ways)
+    way = s.choose(ways + ["hooked"] * (len(inputs) == 1))
+    if way == "hooked":  # by a hook that is a part of what is differentiated
+        factor = s.factor()
+        s.do(f"handle = {inputs[0].name}.register_hook(lambda g: g * {factor})\n{g} = {once}\nhandle.remove()")
+        return factor
     if way == "grad":
         s.do(f"{g} = {once}")
         return 1.0

@@ -130,7 +130,7 @@ def test_whole_graph(s: Stage) -> None:
     if way == "backward":
         s.do(f"{y}.backward(v)")
     elif way == "inputs":
-        s.do(f"{y}.backward(v, inputs=[{names}])")
+        s.do(f"{y}.backward(v, inputs={f'[{names}]' if len(some) > 1 or s.flip() else names})")
     else:
         s.do(f"torch.autograd.grad({y}, [{names}], v)")
     s.true(f"walk({y}.grad_fn, []) == before", "nodes live as long as an output does")
@@ -158,6 +158,7 @@ def test_whole_graph(s: Stage) -> None:
                 s.do(f"{t.name}.grad = None")
 
 
+_KEEPING = ("retain_graph=True", "create_graph=True", "True", "None, True", "retain_graph=None, create_graph=True")
 _BOXES = """class Box:
     def __init__(self, t):
         self.t = t.detach()
@@ -196,13 +197,21 @@ def test_buffers_released(s: Stage) -> None:
         s.true("'y' in packed", "a formula that is not linear needs its operand or its result")
     v = s.tensor(s.numbers(root.shape), root.dtype)
     for _ in range(s.number(0, 2)):
-        s.do(f"{y}.backward({v}, {s.choose(('retain_graph=True', 'create_graph=True'))})")
+        s.do(f"{y}.backward({v}, {s.choose(_KEEPING)})")
         s.true("left() == packed", "the pass retains the graph")
         for t in s.tracked:
             if t.is_leaf:
                 s.do(f"{t.name}.grad = None")
     if s.flip():
-        s.do(f"{y}.backward({v})")
+        s.do(
+            s.choose(
+                (
+                    f"{y}.backward({v})",
+                    f"torch.autograd.backward([{y}, {y}], [{v}, {v}])",
+                    f"{y}.backward({v}, False, True)",
+                )
+            )
+        )
         s.true(f"left() == [n for n in packed if n not in {sorted(executed)}]", "the pass frees what it executed")
     made = [name for x in rest for name in writes(x)] + ["y"] * extra
     s.do(f"del {', '.join(made)}")
@@ -235,7 +244,7 @@ def test_saved_attr_after_free(s: Stage) -> None:
     s.do(f"nodes = [t.grad_fn for t in [{', '.join(watched)}]]\nheld = [saved(node) for node in nodes]")
     v = s.tensor(s.numbers(root.shape), root.dtype)
     for _ in range(s.number(0, 2)):
-        s.do(f"y.backward({v}, retain_graph=True)")
+        s.do(f"y.backward({v}, {s.choose(_KEEPING)})")
         s.true("[saved(node) for node in nodes] == held", "the pass retains the graph")
         for t in s.tracked:
             if t.is_leaf:
@@ -246,6 +255,9 @@ def test_saved_attr_after_free(s: Stage) -> None:
             (
                 f"y.backward({v})",
                 f"torch.autograd.grad(y, [{leaves}], {v})",
+                f"torch.autograd.backward([y, y], [{v}, {v}])",
+                f"torch.autograd.grad([y, y], [{leaves}], [{v}, {v}])",
+                f"y.backward({v}, False, True)",
                 f"y.backward({v}, create_graph=True, retain_graph=False)",
             )
         )
@@ -274,6 +286,7 @@ def test_old_message(s: Stage) -> None:
         s.do("y, z = u * 2.0, u * 3.0")
     y, z = ("y", "z") if trunk else ("u", "u")
     ways = ("{y}.backward({v})", "torch.autograd.backward([{y}], [{v}])", "torch.autograd.grad({y}, [{x}], {v})",
+            "torch.autograd.backward([{y}, {y}], [{v}, {v}])", "torch.autograd.grad([{y}, {y}], [{x}], [{v}, {v}])",
             "{y}.backward({v}, create_graph=True, retain_graph=False)")  # fmt: skip
     for _ in range(s.number(0, 2)):
         s.do(f"{y}.backward({v}, retain_graph=True)")

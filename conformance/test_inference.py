@@ -233,7 +233,8 @@ def test_no_version(s: Stage) -> None:
         name = s.choose(("i", "w"))
         what = s.choose(("read", "write", "bump"))
         if what == "bump":
-            s.succeeds(_anywhere(s, f"torch.autograd.graph.increment_version({name})"), "it passes over such a tensor")
+            bump = f"if torch.__version__ >= (2, 5):\n    torch.autograd.graph.increment_version({name})"
+            s.succeeds(_anywhere(s, bump), "it passes over such a tensor")
             s.do("before = n._version\ntorch.autograd.graph.increment_version(n)")
             s.true("n._version > before", "n is a normal tensor")
         elif what == "write":

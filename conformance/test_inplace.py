@@ -577,11 +577,12 @@ def test_version_counter(s: Stage) -> None:
     s.do(f"hidden = {base.name}.data")
     for _ in range(s.number(1, 5)):
         action, part = s.number(0, 5), s.choose(parts)
-        s.do(f"before = {base.name}._version")
         if action in (0, 1):
             options = _writes(part.name, part) + _unrecorded(part.name)
-            s.block("with torch.no_grad():", s.choose(options))
-            s.true(f"{base.name}._version > before", f"{part.name} was written to, which shares the counter")
+            for _ in range(s.number(1, 6)):
+                s.do(f"before = {base.name}._version")
+                s.block("with torch.no_grad():", s.choose(options))
+                s.true(f"{base.name}._version > before", f"{part.name} was written to, which shares the counter")
         elif action in (2, 3):
             text, where = s.choose(views_of(part, s.number(0, 63)))
             name = s.name("alias")
@@ -589,10 +590,12 @@ def test_version_counter(s: Stage) -> None:
             parts.append(part.inner(name, where))
             names.append(name)
         elif action == 4:
+            s.do(f"before = {base.name}._version")
             s.do(s.choose(("hidden.mul_(2.0)", f"{part.name}.data.zero_()", "hidden.fill_(0.5)")))
             s.equal(f"{base.name}._version - before", 0, "writes through .data are not counted")
         else:
             n = part.name
+            s.do(f"before = {base.name}._version")
             s.do(
                 "new = "
                 + s.choose(

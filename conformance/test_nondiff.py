@@ -34,7 +34,7 @@ KINKS: tuple[tuple[str, tuple[float, ...], float, Slope], ...] = (
 @scene("nondiff.subgradient-rules")
 def test_subgradient_rules(s: Stage) -> None:
     """Kinks and ties get the gradient of least norm among elements that have an ordinary one."""
-    for _ in range(s.number(1, 3)):
+    for _ in range(s.number(1, 4)):
         s.choose((_kinks, _norms, _shares, _pairs, _kinks, _kinks))(s)
 
 
@@ -251,6 +251,7 @@ def _random(s: Stage) -> None:
         return
     text = s.choose(RANDOM)
     s.do(f"r = {text.format(x=x, y=y)}")
+    s.true("r.requires_grad", "it has a gradient, if one of zeros")
     s.do(f"(r * 2.0 + {x} * 3.0).sum().backward()")
     s.close(f"{x}.grad", np.full(shape, 3.0), "the random part passes on zeros")
     if "{y}" in text:

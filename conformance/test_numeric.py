@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from autograd_conformance.modes import ERRORS
 from autograd_conformance.oracle import predict
 from autograd_conformance.paper import Array, Paper
 from autograd_conformance.program import Apply, Leaf, Program, Statement
@@ -149,18 +150,27 @@ def test_functional_api(s: Stage) -> None:
         s.choose((_jacobian, _vjp, _jvp, _hessian, _hvp, _vhp, _independent, _independent))(s, x)
 
 
-def _vector(s: Stage, x: Paper) -> tuple[Array, Array]:
-    """Define f, of as many outputs as ``w`` has rows, and g, of one; returns the Jacobian of f and the Hessian of g.
+def _vector(s: Stage, x: Paper) -> tuple[Array, Array, tuple[int, ...]]:
+    """Define f, of as many outputs as ``w`` has rows, and g, of one.
+
+    Returns the Jacobian of f, a row for each output; the Hessian of g; the shape of what f returns.
 
     f(x) = W p(x), and g(x) = sum(p(x)) + sum(x)^2 / 2, with p elementwise.
     """
     text, _, first, second = s.choose(SMOOTH)
     value, n = _rounded(s, x.value, x).reshape(-1), int(np.size(x.value))
-    rows = s.number(1, 3)
+    rows = s.choose((1, 2, 3, min(n, 4)))
     w = s.numbers((rows, n))
+    shapes: tuple[tuple[int, ...], ...] = ((rows,), (rows,), (1, rows), (rows, 1))
+    shape = s.choose(((1,), (), (1, 1)) if rows == 1 else shapes)
+    out = f"w @ ({text}).reshape(-1)" + (f".reshape({shape})" if shape != (rows,) else "")
+    if shape == ():
+        out = f"(w @ ({text}).reshape(-1)).sum()"
+    elif shape != (rows,):
+        out = f"(w @ ({text}).reshape(-1)).reshape({shape})"
     s.do(f"w = {s.tensor(w, x.dtype)}")
-    s.do(f"def f(x):\n    return w @ ({text}).reshape(-1)\ndef g(x):\n    return ({text}).sum() + x.sum() ** 2 * 0.5")
-    return _rounded(s, w * first(value), x), _rounded(s, np.diag(second(value)) + 1.0, x)
+    s.do(f"def f(x):\n    return {out}\ndef g(x):\n    return ({text}).sum() + x.sum() ** 2 * 0.5")
+    return _rounded(s, w * first(value), x), _rounded(s, np.diag(second(value)) + 1.0, x), shape
 
 
 def _rounded(s: Stage, value: Array, x: Paper) -> Array:
@@ -181,44 +191,72 @@ def _result(s: Stage, name: str, due: Array, tracked: bool, because: str) -> Non
 
 
 def _jacobian(s: Stage, x: Paper) -> None:
-    jacobian, _ = _vector(s, x)
+    jacobian, _, shape = _vector(s, x)
     option, tracked = s.choose(
         ((", create_graph=False", False), ("", False), (", create_graph=True", True), (", vectorize=True", False))
     )
     s.do(f"found = functional.jacobian(f, {x.name}{option})")
-    _result(s, "found", jacobian.reshape((-1, *x.shape)), tracked, "a row for each output")
+    whole = jacobian.reshape((*shape, *x.shape))
+    _result(s, "found", whole, tracked, "a row for each output")
     if s.flip():
         s.do(f"both = functional.jacobian(lambda x, y: (f(x) + f(y) * 2.0, y * 3.0), ({x.name}, {x.name}))")
-        s.close("both[0][0]", jacobian.reshape((-1, *x.shape)), "the first output by the first input")
-        s.close("both[0][1]", 2.0 * jacobian.reshape((-1, *x.shape)), "the first output by the second input")
+        s.close("both[0][0]", whole, "the first output by the first input")
+        s.close("both[0][1]", 2.0 * whole, "the first output by the second input")
         s.close("both[1][0]", np.zeros((*x.shape, *x.shape)), "the second output has nothing of the first input")
         eye = 3.0 * np.eye(int(np.size(x.value))).reshape((*x.shape, *x.shape))
         s.close("both[1][1]", eye, "the second output by the second input")
 
 
 def _vjp(s: Stage, x: Paper) -> None:
-    jacobian, _ = _vector(s, x)
-    v = s.numbers((len(jacobian),))
+    jacobian, _, shape = _vector(s, x)
+    v = s.numbers(shape)
     option, tracked = _create(s)
-    s.do(f"out, found = functional.vjp(f, {x.name}, {s.tensor(v, x.dtype)}{option})")
-    _result(s, "found", (v @ jacobian).reshape(x.shape), tracked, "v times the Jacobian")
+    product = (v.reshape(-1) @ jacobian).reshape(x.shape)
+    if s.flip():
+        s.do(f"out, found = functional.vjp({_TWO_F}, ({x.name}, {x.name}), {s.tensor(v, x.dtype)}{option})")
+        _result(s, "found[1]", 2.0 * product, tracked, "v times the Jacobian by the second input")
+        _result(s, "found[0]", product, tracked, "v times the Jacobian by the first input")
+    else:
+        s.do(f"out, found = functional.vjp(f, {x.name}, {s.tensor(v, x.dtype)}{option})")
+        _result(s, "found", product, tracked, "v times the Jacobian")
     s.equal("out.requires_grad", tracked, "tracked if create_graph asks for it")
 
 
 def _jvp(s: Stage, x: Paper) -> None:
-    jacobian, _ = _vector(s, x)
+    jacobian, _, shape = _vector(s, x)
     v = s.numbers(x.shape)
     option, tracked = _create(s)
-    s.do(f"out, found = functional.jvp(f, {x.name}, {s.tensor(v, x.dtype)}{option})")
-    _result(s, "found", jacobian @ v.reshape(-1), tracked, "the Jacobian times v")
+    if s.flip():
+        u = s.numbers(x.shape)
+        vectors = f"({s.tensor(v, x.dtype)}, {s.tensor(u, x.dtype)})"
+        s.do(f"out, found = functional.jvp({_TWO_F}, ({x.name}, {x.name}), {vectors}{option})")
+        v = v + 2.0 * u
+    else:
+        s.do(f"out, found = functional.jvp(f, {x.name}, {s.tensor(v, x.dtype)}{option})")
+    _result(s, "found", (jacobian @ v.reshape(-1)).reshape(shape), tracked, "the Jacobian times v")
     s.equal("out.requires_grad", tracked, "tracked if create_graph asks for it")
 
 
+# Functions of two inputs: the Jacobian by the second is twice that by the first, and likewise the Hessians, whose mixed
+# parts are the identity.
+_TWO_F = "lambda x, y: f(x) + f(y) * 2.0"
+_TWO_G = "lambda x, y: g(x) + g(y) * 2.0 + (x * y).sum()"
+
+
 def _hessian(s: Stage, x: Paper) -> None:
-    _, hessian = _vector(s, x)
+    _, hessian, _ = _vector(s, x)
     option, tracked = s.choose((("", False), (", create_graph=True", True), (", vectorize=True", False)))
-    s.do(f"found = functional.hessian(g, {x.name}{option})")
-    _result(s, "found", hessian.reshape((*x.shape, *x.shape)), tracked, "second derivatives of g")
+    shape = (*x.shape, *x.shape)
+    if not s.flip():
+        s.do(f"found = functional.hessian(g, {x.name}{option})")
+        _result(s, "found", hessian.reshape(shape), tracked, "second derivatives of g")
+        return
+    s.do(f"found = functional.hessian({_TWO_G}, ({x.name}, {x.name}){option})")
+    _result(s, "found[0][0]", hessian.reshape(shape), tracked, "second derivatives by the first input")
+    _result(s, "found[1][1]", 2.0 * hessian.reshape(shape), tracked, "second derivatives by the second input")
+    eye = np.eye(int(np.size(x.value))).reshape(shape)
+    s.close("found[0][1]", eye, "mixed derivatives")
+    s.close("found[1][0]", eye, "mixed derivatives")
 
 
 def _hvp(s: Stage, x: Paper) -> None:
@@ -230,11 +268,20 @@ def _vhp(s: Stage, x: Paper) -> None:
 
 
 def _product(s: Stage, x: Paper, word: str) -> None:
-    _, hessian = _vector(s, x)
+    _, hessian, _ = _vector(s, x)
     v = s.numbers(x.shape)
     option, tracked = s.choose((("", False), (", create_graph=True", True)))
-    s.do(f"out, found = functional.{word}(g, {x.name}, {s.tensor(v, x.dtype)}{option})")
-    _result(s, "found", (hessian @ v.reshape(-1)).reshape(x.shape), tracked, "the Hessian, which is symmetric, times v")
+    due = (hessian @ v.reshape(-1)).reshape(x.shape)
+    why = "the Hessian, which is symmetric, times v"
+    if not s.flip():
+        s.do(f"out, found = functional.{word}(g, {x.name}, {s.tensor(v, x.dtype)}{option})")
+        _result(s, "found", due, tracked, why)
+        return
+    u = s.numbers(x.shape)
+    vectors = f"({s.tensor(v, x.dtype)}, {s.tensor(u, x.dtype)})"
+    s.do(f"out, found = functional.{word}({_TWO_G}, ({x.name}, {x.name}), {vectors}{option})")
+    _result(s, "found[0]", due + u, tracked, why)
+    _result(s, "found[1]", 2.0 * (hessian @ u.reshape(-1)).reshape(x.shape) + v, tracked, why)
 
 
 INDEPENDENT = "of the user-provided function"
@@ -250,6 +297,11 @@ def _independent(s: Stage, x: Paper) -> None:
             (f"functional.jacobian(f, {x.name}%s)", np.zeros((outs, *x.shape))),
             (f"functional.vjp(f, {x.name}, {v}%s)[1]", np.zeros(x.shape)),
             (f"functional.jvp(f, {x.name}, {u}%s)[1]", np.zeros((outs,))),
+            (
+                f"functional.jacobian(lambda x, y: (x * y, f(x)), ({x.name}, {x.name})%s)[1][1]",
+                np.zeros((outs, *x.shape)),
+            ),
+            (f"functional.vjp(lambda x, y: f(x), ({x.name}, {x.name}), {v}%s)[1][1]", np.zeros(x.shape)),
             (f"functional.hvp(lambda x: f(x).sum(), {x.name}, {u}%s)[1]", np.zeros(x.shape)),
             (f"functional.vhp(lambda x: f(x).sum(), {x.name}, {u}%s)[1]", np.zeros(x.shape)),
             (f"functional.hessian(lambda x: f(x).sum(), {x.name}%s)", np.zeros((*x.shape, *x.shape))),
@@ -290,7 +342,11 @@ def test_forward_reverse_dual(s: Stage) -> None:
     if nested:
         body.append(NESTED)
     head = s.choose(("with fwad.dual_level():", "with torch.no_grad(), fwad.dual_level():"))
-    s.block(head, *body)
+    if s.number(0, 3) == 3:  # left by an error
+        error = s.choose(ERRORS)
+        s.do(s.block_source("try:", s.block_source(head, *body, f"raise {error}")) + f"\nexcept {error}:\n    pass")
+    else:
+        s.block(head, *body)
     s.close("(u * tangent).sum()", np.asarray(product), "reverse mode along the same way")
     if nested:
         s.true("refused", "forward mode does not nest")

@@ -769,7 +769,9 @@ def _two_groups(s: Stage, call: str, good: list[str]) -> None:
         s.raises(call.format(f"[{groups}]"), "ValueError", "one tensor is in two groups", fragment="more than one")
         return
     s.do(f"opt = {call.format(f'[{one}, {two}]')}")
-    for _ in range(s.number(1, 2)):
+    for i in range(s.number(1, 3)):
+        if s.flip():
+            s.do(f"w_{i} = {s.tensor(1.0, requires_grad=True)}\nopt.add_param_group({{'params': [w_{i}]}})")
         again = s.choose((f"[{one}]", f"[{two}]", one))
         s.raises(f"opt.add_param_group({{'params': {again}}})", "ValueError", "it is in another group already",
                  fragment="more than one")  # fmt: skip

@@ -20,8 +20,9 @@ def test_populates(s: Stage) -> None:
     root = s.root()
     kept = s.some([t for t in s.above(root, root_too=True) if t.node is not None])
     s.play()
+    head = s.choose(("", "", "with torch.no_grad():", "with torch.enable_grad():"))
     for t in kept:
-        s.do(f"{t.name}.retain_grad()")
+        s.block(head, f"{t.name}.retain_grad()") if head else s.do(f"{t.name}.retain_grad()")
     grads = s.grads((root, s.backward(root)))
     for t in kept:
         s.close(

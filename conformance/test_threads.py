@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from autograd_conformance.modes import ERRORS
 from autograd_conformance.oracle import predict
 from autograd_conformance.paper import Array, Paper
 from autograd_conformance.program import Apply, Leaf, Program
@@ -101,8 +102,9 @@ def test_multithreading_switch(s: Stage) -> None:
         block = s.block_source(f"with {', '.join(managers)}:", f"held = {SETTING}", call)
         s.do("ran.clear()")
         if s.flip():
-            indented = [f"    {line}" for line in [*block.splitlines(), "    raise KeyError"]]
-            block = "\n".join(["try:", *indented, "except KeyError:", "    pass"])
+            error = s.choose(ERRORS)
+            indented = [f"    {line}" for line in [*block.splitlines(), f"    raise {error}"]]
+            block = "\n".join(["try:", *indented, f"except {error}:", "    pass"])
         s.do(block)
         s.equal("held", inner[-1], "the innermost one decides")
         s.equal(SETTING, setting, "the setting from before is back")

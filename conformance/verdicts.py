@@ -32,7 +32,8 @@ class Violation:
         at: index of the statement after which the fault shows.
         probe: Python source over the program's names that gives what was seen, such as ``a.grad``;
             empty when what counts is whether the statement raises.
-        due: Python literal of what was due; for ``raises``: the name of the exception class, or ``None``.
+        due: Python literal of what was due; for ``raises``: ``None``, or the name of the exception class, or several
+            with ``|`` between them, and after a colon perhaps a part that its message has.
         seen: Python literal, or the text of what was seen instead.
         check: how the two are compared: ``equal`` (``==``), ``close`` (within ``tolerance``), ``raises``.
         tolerance: absolute, per element, for ``close``.

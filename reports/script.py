@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 
 from autograd_conformance.program import Program
@@ -112,13 +113,28 @@ def _look(violation: Violation) -> list[str]:
 def _verdict(violation: Violation) -> list[str]:
     """Print both, then exit by what the comparison says."""
     if violation.check == "raises":
-        fault = "seen is not None" if violation.due == "None" else f"not isinstance(seen, {violation.due})"
-        return [f'print("due:  {violation.due}")', 'print("seen:", repr(seen))', f"raise SystemExit({fault})"]
+        shown = (
+            f'print("due:  {violation.due}")' if '"' not in violation.due else f"print({'due:  ' + violation.due!r})"
+        )
+        return [shown, 'print("seen:", repr(seen))', f"raise SystemExit({_raised_other(violation.due)})"]
     if _by_tensor(violation):
         shown = ['print("due: ", due.tolist())', 'print("seen:", None if seen is None else seen.tolist())']
         return [*shown, f"far = {_FAR.format(violation.tolerance)}", "raise SystemExit(far)"]
     fault = "seen is not None" if violation.due == "None" else "seen != due"
     return ['print("due: ", due)', 'print("seen:", seen)', f"raise SystemExit({fault})"]
+
+
+def _raised_other(due: str) -> str:
+    """The source of: ``seen`` is not the exception that was due."""
+    if due == "None":
+        return "seen is not None"
+    classes, _, fragment = due.partition(": ")
+    names = classes.split(" | ")
+    if all(hasattr(builtins, name) for name in names):
+        other = f"not isinstance(seen, {classes})"
+    else:  # the script has no name for the class
+        other = f"not {{{', '.join(map(repr, names))}}} & {{c.__name__ for c in type(seen).__mro__}}"
+    return f"{other} or {fragment!r} not in str(seen)" if fragment else other
 
 
 def _by_tensor(violation: Violation) -> bool:
