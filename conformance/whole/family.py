@@ -40,6 +40,7 @@ _BLAMED: tuple[tuple[str, str], ...] = (
     ("detach", "detach.cuts"),
 )
 CHAIN_RULE = "backward.chain-rule"
+_GENERAL = ("", "agrad.equals-backward", "create-graph.same-values")  # what else the program does may be at fault
 CLAIMS = frozenset(
     (
         *(claim for _, claim in _BLAMED), CHAIN_RULE, "requires-grad.propagates-any", "requires-grad.propagates-none",
@@ -78,10 +79,10 @@ def examined(scene: Scene, device: DeviceLike) -> tuple[Whole, list[Violation]]:
     """Run a program: what it says, and what differs after the first line where anything does."""
     whole = written(scene, device)
     found = play(whole, device.name, values=device.has("values"))
-    return whole, [v if v.claim else replace(v, claim=blamed(whole.lines[: v.at + 1])) for v in found]
+    return whole, [replace(v, claim=blamed(whole.lines[: v.at + 1], v.claim)) if v.claim in _GENERAL else v for v in found]
 
 
-def blamed(lines: Sequence[Told]) -> str:
+def blamed(lines: Sequence[Told], otherwise: str = "") -> str:
     """The claim that a wrong gradient breaks, judged by what a small program is made of."""
     kinds = {told.what for told in lines}
     passes = [told.text for told in lines if told.what == "backward"]
@@ -89,7 +90,7 @@ def blamed(lines: Sequence[Told]) -> str:
     kinds.update({"inputs"} if any("inputs=" in text for text in passes) else ())
     kinds.update({"roots"} if any(text.startswith("torch.autograd.backward([") for text in passes) else ())
     kinds.update({"write on a view"} if any("write on a view" in told.features for told in lines) else ())
-    return next((claim for kind, claim in _BLAMED if kind in kinds), CHAIN_RULE)
+    return next((claim for kind, claim in _BLAMED if kind in kinds), otherwise or CHAIN_RULE)
 
 
 def counted(whole: Whole, until: int | None = None) -> dict[str, int]:

@@ -36,7 +36,6 @@ def backward(author: Author, d: Dials) -> None:
     call = _call(roots, [text for text, _ in seeds], options)
     verdict, why = _verdict(author, swept)
     told = _pass(author, call, "backward", verdict, why)
-    told.claim = "free.second-backward-error" if why == "freed" else "inplace.saved-modified-error"
     _after(author, told, swept, verdict, retain=retain, asked=inputs)
 
 
@@ -82,9 +81,10 @@ def _pass(author: Author, call: str, what: str, verdict: Any, why: str) -> Told:
     told.raises = verdict
     if verdict == "must":
         author.whole.features.add("error")
-        told.because = {
-            "freed": "an earlier pass freed tensors that this one needs",
-            "written": "a tensor that this pass needs was written since it was saved",
+        freed = "agrad.frees-executed-part" if what == "grad" else "free.second-backward-error"
+        told.claim, told.because = {
+            "freed": (freed, "an earlier pass freed tensors that this one needs"),
+            "written": ("inplace.saved-modified-error", "a tensor that this pass needs was written since it was saved"),
         }[why]
     return told
 
@@ -111,6 +111,9 @@ def _after(
     if derived:  # and so is which tensors it passes on its way
         for _, _, known in author.hooks:
             known.unsure = True
+        for t in author.state.live.values():
+            if t.retains and not t.leaf:
+                t.grad = UNKNOWN
     _collect(swept, asked)
     _grads(author, told, swept)
 
@@ -165,7 +168,6 @@ def grad(author: Author, d: Dials) -> None:
     listed = ", ".join(t.name for t in inputs)
     call = f"{name} = torch.autograd.grad({', '.join([root.name, f'[{listed}]', *options])})"
     told = _pass(author, call, "grad", verdict, why)
-    told.claim = "agrad.frees-executed-part" if why == "freed" else "inplace.saved-modified-error"
     for t, _ in swept.kept.values():
         t.grad = UNKNOWN
     if verdict == "never":
@@ -240,7 +242,6 @@ def second(author: Author, d: Dials) -> None:
         verdict,
         why,
     )
-    told.claim = "free.second-backward-error" if why == "freed" else "inplace.saved-modified-error"
     author.whole.features.add("higher order")
     for t, _ in swept.kept.values():
         t.grad = UNKNOWN

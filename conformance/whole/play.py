@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from autograd_conformance.ops.added import bound
 from autograd_conformance.player import code, probe
 from autograd_conformance.runner import modes, quiet, readable, restore, storage_of
 from autograd_conformance.verdicts import Violation
@@ -37,7 +38,7 @@ def _packed(source: str, operands: tuple[tuple[tuple[int, ...], str, bool], ...]
         seen.add(storage_of(t))
         return t
 
-    names: dict[str, Any] = {"torch": torch}
+    names: dict[str, Any] = {"torch": torch, **bound()}
     for i, (shape, dtype, tracked) in enumerate(operands):
         leaf = torch.ones(shape, dtype=_DTYPES[dtype], device=device, requires_grad=tracked)
         names[f"x{i}"] = leaf + 0.0  # no leaf, for it may be written
@@ -67,7 +68,7 @@ def play(whole: Whole, device: str, *, values: bool) -> list[Violation]:
 
 class _Player:
     def __init__(self, device: str, narrow: bool, *, values: bool) -> None:
-        self.names: dict[str, Any] = {"torch": torch, "__name__": "script"}
+        self.names: dict[str, Any] = {"torch": torch, "__name__": "script", **bound()}
         self.device, self.values = device, values
         self.tolerance = 1e-3 if narrow else 1e-7
         self.versions: dict[str, int] = {}

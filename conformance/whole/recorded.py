@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from autograd_conformance.algebra import Traced, next_order, traced_op
-from autograd_conformance.ops import OPS, Op
+from autograd_conformance.ops import ADDED, OPS, Op
 from autograd_conformance.program import Apply
 from autograd_conformance.reverse import outputs
-from autograd_conformance.whole.state import Tensor
+from autograd_conformance.whole.state import Node, Tensor
 from autograd_conformance.whole.tell import LARGEST, Author, Dials, Skip, mode_of, usable
 
 # Ops whose result hangs on ties or on where the memory lies; those that do nothing to a copy; and int results.
@@ -53,15 +53,13 @@ PRODUCT = """class Product(torch.autograd.Function):
 
 def apply(author: Author, d: Dials) -> None:
     """An op of the table."""
-    kind = _ORDER[d.x * len(_ORDER) // 256]
-    table = _TABLE[kind]
-    op = table[d.q % len(table)]
+    op = _chosen(d)
     tensors = _operands(author, op, d)
     params = op.params([t.shape for t in tensors], d.p, d.r)
     if params is None or not usable(op, tensors):
         raise Skip
     head, recording = mode_of(author, d)
-    view = kind == "view" or op.name in SPLITS
+    view = op.kind == "view" or op.name in SPLITS
     if view and (not recording or (tensors[0].cut and tensors[0].requires_grad) or _watched(tensors[0])):
         raise Skip  # views under no_grad: docs/not-promised.md
     tracked = recording and any(t.requires_grad for t in tensors)
@@ -74,11 +72,21 @@ def apply(author: Author, d: Dials) -> None:
     else:
         made = _make_results(author, d, op, tensors, params, names, tracked)
     told = author.say(call, "view" if view else "op", head)
+    author.whole.features.update([f"op {op.name}"] if op in ADDED else [])
     told.claim = "requires-grad.propagates-any" if tracked else "requires-grad.propagates-none"
     if not recording and any(t.requires_grad for t in tensors):
         told.claim = "no-grad.outputs"
     for t in made:
         author.shows(told, t, "requires-grad.value-independent", f"the value of {op.name}")
+
+
+def _chosen(d: Dials) -> Op:
+    """An op of the table; every third is one that users add, if there are any."""
+    smooth = [op for op in ADDED if op.kind != "kinked"]
+    if smooth and (d.x + d.q) % 3 == 0:
+        return smooth[d.q // 3 % len(smooth)]
+    table = _TABLE[_ORDER[d.x * len(_ORDER) // 256]]
+    return table[d.q % len(table)]
 
 
 def _watched(t: Tensor) -> bool:
@@ -135,7 +143,11 @@ def _make_results(
         for i, (name, value) in enumerate(zip(names, values, strict=True))
     ]
     packs = author.packs(f"out = {op.source([f'x{i}' for i in range(len(tensors))], params)}", tensors)
-    _node(author, first, last, tensors, made, packs, tracked)
+    node = _node(author, first, last, tensors, made, packs, tracked)
+    if node is not None:
+        node.vague = not op.reads_saved
+    for t in made:
+        t.sibling = len(made) > 1
     return made
 
 
@@ -147,14 +159,15 @@ def _node(
     made: Sequence[Tensor],
     packs: Sequence[str],
     tracked: bool,
-) -> None:
+) -> Node | None:
     for t in tensors:
         t.memory.used = True
     if not tracked:
-        return
+        return None
     slots = {f"in{i}": t.memory for i, t in enumerate(tensors)} | {f"out{i}": t.memory for i, t in enumerate(made)}
     touched = [t.memory for t in (*tensors, *made)]
-    author.state.record(len(author.whole.lines), first, last, touched, [slots[name] for name in packs if name in slots])
+    packed = [slots[name] for name in packs if name in slots]
+    return author.state.record(len(author.whole.lines), first, last, touched, packed)
 
 
 def product(author: Author, d: Dials) -> None:
