@@ -32,6 +32,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "add-an-op.md"
 SHOWN = next(text for text in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if "my_ops.py" in text)
 RUN = ("run", "--device", "cpu", "--profile", "smoke", "--claims", "backward.chain-rule", "--claims", "create-graph.*")
 FUNCTION = """import torch
+from autograd_conformance.ops.entry import op, rising
 
 class Cube(torch.autograd.Function):
     @staticmethod

@@ -49,7 +49,8 @@ CLAIMS = frozenset(
         "detach.never-requires-grad", "detach.storage-shared", "no-grad.outputs", "no-grad.nesting-restores",
         "inplace.leaf-error", "inplace.version-counter", "inplace.saved-modified-error", "free.second-backward-error",
         "agrad.equals-backward", "agrad.frees-executed-part", "create-graph.same-values", "hook.fires-once-with-total",
-        "hook.post-accumulate", "hook.observer-is-neutral", "hook.remove", "hook.needs-requires-grad",
+        "hook.post-accumulate", "hook.observer-is-neutral", "hook.remove", "hook.needs-requires-grad", "hook.node-hooks",
+        "function.non-differentiable-and-materialize", "function.mark-dirty",
         "optim.sgd-formula", "optim.step-untracked",
     )
 )  # fmt: skip

@@ -98,7 +98,7 @@ def _after(
             node.unsure = True
         for t, _ in (*swept.arrived.values(), *swept.kept.values()):
             t.grad = UNKNOWN
-        for called in (*swept.called, *_after_hooks(swept)):
+        for called in (*swept.called, *_after_hooks(swept), *_of_functions(swept)):
             called.unsure = True
         return
     derived = any(node.derived for node in swept.executed)
@@ -106,8 +106,9 @@ def _after(
         if derived and not retain:
             node.unsure = True  # which of the first pass's nodes the derivative goes through, is the formulas' business
         node.freed = node.freed or not retain
-    for called in (*swept.called, *_after_hooks(swept)):
+    for called in (*swept.called, *_after_hooks(swept), *_of_functions(swept)):
         called.calls += 1
+        called.unsure = called.unsure or derived
     if derived:  # and so is which tensors it passes on its way
         for _, _, known in author.hooks:
             known.unsure = True
@@ -116,6 +117,12 @@ def _after(
                 t.grad = UNKNOWN
     _collect(swept, asked)
     _grads(author, told, swept)
+    if not derived:
+        _notes(author, told, swept)
+
+
+def _of_functions(swept: Swept) -> list[Hook]:
+    return [node.notes for node in swept.executed if node.notes is not None]
 
 
 def _after_hooks(swept: Swept) -> list[Hook]:
@@ -134,19 +141,44 @@ def _collect(swept: Swept, asked: Tensor | None) -> None:
 
 
 def _grads(author: Author, told: Told, swept: Swept) -> None:
-    """Every .grad after a pass, and how often hooks ran."""
-    live = author.state.live
-    for t in live.values():
+    """Every .grad after a pass."""
+    for t in author.state.live.values():
         if not (t.leaf or t.retains) or t.grad is UNKNOWN:
             continue
         claim = "retain-grad.populates" if t.retains and not t.leaf else ""
         due = None if t.grad is None else np.asarray(t.grad)
         why = f"what passes gave to {t.name} so far" if due is not None else f"no pass reached {t.name}"
         told.numbers.append(Numbers(f"{t.name}.grad", due, claim, why, swept.size, grad_of=t.name))
+
+
+_HOOK_CLAIMS = {"tensor": "hook.fires-once-with-total", "after": "hook.post-accumulate", "node": "hook.node-hooks"}
+
+
+def _notes(author: Author, told: Told, swept: Swept) -> None:
+    """How often hooks ran, and what they got the last time."""
+    called = {id(known) for known in (*swept.called, *_after_hooks(swept))}
     for _, t, known in author.hooks:
+        claim, of = _HOOK_CLAIMS[known.kind], f"{t.name}{'.grad_fn' if known.kind == 'node' else ''}"
         if not known.unsure:
-            claim = "hook.post-accumulate" if known.after else "hook.fires-once-with-total"
-            told.plain.append(Plainly(f"len({known.log})", known.calls, claim, f"a hook of {t.name} counts its calls"))
+            told.plain.append(Plainly(f"len({known.log})", known.calls, claim, f"a hook of {of} counts its calls"))
+        if id(known) not in called:
+            continue
+        due = t.grad if known.after else swept.given[id(known)]
+        if due is not UNKNOWN and due is not None:
+            of_grad = t.name if known.after else ""
+            why = f"what a hook of {of} gets"
+            told.numbers.append(Numbers(f"{known.log}[-1]", np.asarray(due), claim, why, swept.size, of_grad))
+    for node in swept.executed:
+        if node.notes is not None and not node.notes.unsure:
+            _function_notes(told, swept, node, node.notes)
+
+
+def _function_notes(told: Told, swept: Swept, node: Node, notes: Hook) -> None:
+    """What the backward of a custom Function has written down."""
+    told.plain.append(Plainly(f"len({notes.log})", notes.calls, "function.acts-as-op", "backward runs once in a pass"))
+    silent = tuple(out is not None and id(out) not in swept.reached for out in node.outs)
+    why = "None for an output that gets no gradient"
+    told.plain.append(Plainly(f"{notes.log}[-1]", silent, "function.non-differentiable-and-materialize", why))
 
 
 def grad(author: Author, d: Dials) -> None:

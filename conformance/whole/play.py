@@ -94,7 +94,7 @@ class _Player:
             if error is None and number.grad_of not in self.shared:
                 yield from self._number(at, number)
         for plain in told.plain:
-            seen = eval(probe(plain.probe), self.names)  # noqa: S307 - as above
+            seen = self._see(plain.probe)
             if seen != plain.due and error is None:
                 yield _differs(at, plain.claim, plain.probe, plain.due, seen, plain.because)
 
@@ -154,10 +154,16 @@ class _Player:
             if len(group) > 1:
                 self.shared.update(name for name in group if name)
 
+    def _see(self, text: str) -> Any:
+        try:
+            return eval(probe(text), self.names)  # noqa: S307 - as above
+        except Exception as error:  # noqa: BLE001 - a probe that raises has seen something
+            return error.with_traceback(None)
+
     def _number(self, at: int, due: Numbers) -> Iterator[Violation]:
-        seen = eval(probe(due.probe), self.names)  # noqa: S307 - as above
-        if due.due is None or seen is None:
-            if (due.due is None) != (seen is None):
+        seen = self._see(due.probe)
+        if due.due is None or not isinstance(seen, torch.Tensor):
+            if due.due is not None or seen is not None:
                 yield Violation(
                     due.claim, at, due.probe, _literal(due.due), _literal(seen), "close", 1e-6, because=due.because
                 )

@@ -39,18 +39,6 @@ _ORDER = (
 )
 
 
-PRODUCT = """class Product(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, y):
-        ctx.save_for_backward(x, y)
-        return x * y
-
-    @staticmethod
-    def backward(ctx, g):
-        x, y = ctx.saved_tensors
-        return g * y, g * x"""
-
-
 def apply(author: Author, d: Dials) -> None:
     """An op of the table."""
     op = _chosen(d)
@@ -118,7 +106,7 @@ def _make_views(
         made.append(author.state.view(name, (d.key + 31 * i) % 256, source, whole, writable=writable))
         author.state.read(made[-1])
         made[-1].sibling = op.name in SPLITS
-    _node(author, first, next_order(), [source], made, [], source.requires_grad)
+    noted(author, first, next_order(), [source], made, [], source.requires_grad)
     return made
 
 
@@ -143,7 +131,7 @@ def _make_results(
         for i, (name, value) in enumerate(zip(names, values, strict=True))
     ]
     packs = author.packs(f"out = {op.source([f'x{i}' for i in range(len(tensors))], params)}", tensors)
-    node = _node(author, first, last, tensors, made, packs, tracked)
+    node = noted(author, first, last, tensors, made, packs, tracked)
     if node is not None:
         node.vague = not op.reads_saved
     for t in made:
@@ -151,7 +139,7 @@ def _make_results(
     return made
 
 
-def _node(
+def noted(
     author: Author,
     first: int,
     last: int,
@@ -160,6 +148,7 @@ def _node(
     packs: Sequence[str],
     tracked: bool,
 ) -> Node | None:
+    """Note a statement with its operands, its results and what it saves; if it is recorded, as a node."""
     for t in tensors:
         t.memory.used = True
     if not tracked:
@@ -168,28 +157,6 @@ def _node(
     touched = [t.memory for t in (*tensors, *made)]
     packed = [slots[name] for name in packs if name in slots]
     return author.state.record(len(author.whole.lines), first, last, touched, packed)
-
-
-def product(author: Author, d: Dials) -> None:
-    """A custom Function beside its twin, the product."""
-    x = author.pick(d.y, lambda t: True)
-    y = author.pick(d.z, lambda t: t.shape == x.shape)
-    if author.counts.get("Product", 0) == 0:
-        author.name("Product")
-        author.say(PRODUCT, "function")
-    head, recording = mode_of(author, d)
-    tracked = recording and (x.requires_grad or y.requires_grad)
-    parents = [author.state.read(t) for t in (x, y)]
-    first = next_order()
-    value = traced_op("mul", *parents)
-    if np.max(np.abs(value.value), initial=0.0) > LARGEST:
-        raise Skip
-    name = author.name("t")
-    made = author.state.result(name, d.key, value, author.dtype, tracked=tracked)
-    _node(author, first, next_order(), [x, y], [made], ["in0", "in1"], tracked)
-    told = author.say(f"{name} = Product.apply({x.name}, {y.name})", "function", head)
-    told.claim = "function.acts-as-op"
-    author.shows(told, made, "function.acts-as-op", "the value of the product")
 
 
 def checkpointed(author: Author, d: Dials) -> None:

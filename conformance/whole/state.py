@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -39,13 +39,29 @@ class Memory:
 
 @dataclass(eq=False, slots=True)
 class Hook:
-    """A hook that counts its calls in a list of the script; a tensor hook may scale the gradient."""
+    """A hook that notes what it gets in a list of the script; a tensor hook may scale the gradient.
+
+    Attributes:
+        log: the list.
+        factor: what a tensor hook multiplies the gradient by.
+        kind: a hook of a tensor, one that runs after the gradient was accumulated, or one of a node.
+        home: where the model keeps it, and takes it away from when it is removed.
+        calls: how often it has run.
+        unsure: nobody can say how often.
+
+    """
 
     log: str
     factor: float | None = None
-    after: bool = False  # it runs after the gradient was accumulated
+    kind: Literal["tensor", "after", "node"] = "tensor"
+    home: list[Hook] = field(default_factory=list)
     calls: int = 0
     unsure: bool = False
+
+    @property
+    def after(self) -> bool:
+        """Does it run after the gradient was accumulated?"""
+        return self.kind == "after"
 
 
 @dataclass(eq=False, slots=True)
@@ -109,6 +125,8 @@ class Node:
         packs: those of them that torch saves for its backward.
         vague: nothing is known of what it saves, so running it twice, or after a write, may raise or not.
         derived: it is the backward of other nodes, recorded by create_graph.
+        outs: of a custom Function, its outputs; None stands for one whose gradient is never None.
+        notes: of a custom Function, the list of the script in which backward notes what it gets, and its calls so far.
 
     """
 
@@ -121,6 +139,8 @@ class Node:
     derived: bool = False
     freed: bool = False
     unsure: bool = False
+    outs: list[Traced | None] = field(default_factory=list)
+    notes: Hook | None = None
 
 
 class State:
@@ -131,6 +151,7 @@ class State:
         self.nodes: list[Node] = []
         self.owners: dict[int, Tensor] = {}
         self.watched: dict[int, Tensor] = {}
+        self.hooked: dict[int, list[Hook]] = {}
         self.kept: list[Traced] = []
         self.recording = True
 
