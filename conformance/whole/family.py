@@ -51,7 +51,8 @@ CLAIMS = frozenset(
         "agrad.equals-backward", "agrad.frees-executed-part", "create-graph.same-values", "hook.fires-once-with-total",
         "hook.post-accumulate", "hook.observer-is-neutral", "hook.remove", "hook.needs-requires-grad", "hook.node-hooks",
         "function.non-differentiable-and-materialize", "function.mark-dirty",
-        "optim.sgd-formula", "optim.step-untracked",
+        "optim.sgd-formula", "optim.step-untracked", "optim.zero-grad-own-only", "module.output-requires-grad",
+        "module.params-require-grad", "module.split-equals-fused", "module.zero-grad-default-none",
     )
 )  # fmt: skip
 """The claims that whole programs say something about."""

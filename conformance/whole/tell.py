@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from autograd_conformance.ops import Op
 from autograd_conformance.program import Constant, Layout, Leaf
 from autograd_conformance.reports.statements import constant_source, statement_source
 from autograd_conformance.strategies.leaves import SIZES, numbers
-from autograd_conformance.whole.state import Hook, Packs, State, Tensor
+from autograd_conformance.whole.state import UNKNOWN, Hook, Packs, State, Tensor
 from autograd_conformance.whole.words import Flags, Numbers, Plainly, Told, Whole
 
 SLOT, LEAVES, STEPS = 8, 3, 27
@@ -58,6 +58,8 @@ class Author:
         self.state, self.whole = State(), Whole()
         self.counts: dict[str, int] = {}
         self.hooks: list[tuple[str, Tensor, Hook]] = []
+        self.layers: list[Any] = []
+        self.optimizers: list[Any] = []
         self.dtype = wide
 
     # --- dials ----------------------------------------------------------------------------------------------------
@@ -132,6 +134,16 @@ class Author:
         """The numbers of a tensor are due."""
         size = float(np.max(np.abs(t.values), initial=1e-3))
         told.numbers.append(Numbers(t.name, t.values, claim, because, size))
+
+    def shows_grad(self, told: Told, t: Tensor, claim: str, because: str) -> None:
+        """Its ``.grad`` is due, if anybody knows it."""
+        if t.grad is not UNKNOWN:
+            told.numbers.append(Numbers(f"{t.name}.grad", t.grad, claim, because, 1.0, t.name))
+
+    @property
+    def on(self) -> str:
+        """What a call that makes a tensor says of the device; empty for cpu."""
+        return "" if self.device == "cpu" else f", device={self.device!r}"
 
     def constant(self, shape: tuple[int, ...], seed: int) -> tuple[str, np.ndarray]:
         """The source of a constant tensor of exact numbers, and the numbers."""
