@@ -49,7 +49,7 @@ CLAIMS = frozenset(
         "detach.never-requires-grad", "detach.storage-shared", "no-grad.outputs", "no-grad.nesting-restores",
         "inplace.leaf-error", "inplace.version-counter", "inplace.saved-modified-error", "free.second-backward-error",
         "agrad.equals-backward", "agrad.frees-executed-part", "create-graph.same-values", "hook.fires-once-with-total",
-        "hook.post-accumulate", "hook.observer-is-neutral", "hook.remove", "hook.needs-requires-grad", "hook.node-hooks",
+        "hook.post-accumulate", "hook.observer-is-neutral", "hook.remove", "hook.needs-requires-grad", "hook.node-hooks", "hook.multi-grad",
         "function.non-differentiable-and-materialize", "function.mark-dirty",
         "optim.sgd-formula", "optim.step-untracked", "optim.zero-grad-own-only", "module.output-requires-grad",
         "module.params-require-grad", "module.split-equals-fused", "module.zero-grad-default-none",

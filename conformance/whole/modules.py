@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -85,17 +86,19 @@ def zeroed(author: Author, d: Dials) -> None:
     if not author.layers:
         raise Skip
     layer = author.layers[d.x % len(author.layers)]
-    zeros = d.q % 2 == 1
-    tensors = [layer.weight, layer.bias]
+    _reset(author, layer.name, [layer.weight, layer.bias], "module.zero-grad-default-none", zeros=d.q % 2 == 1)
+
+
+def _reset(author: Author, name: str, tensors: Sequence[Tensor], claim: str, *, zeros: bool) -> None:
     if zeros and any(t.grad is UNKNOWN for t in tensors):
         raise Skip
     for t in tensors:
         t.grad = np.zeros(t.shape) if zeros and t.grad is not None else None
-    told = author.say(f"{layer.name}.zero_grad({'set_to_none=False' if zeros else ''})", "reset")
+    told = author.say(f"{name}.zero_grad({'set_to_none=False' if zeros else ''})", "reset")
     told.cleared = () if zeros else tuple(t.name for t in tensors)
     for t in tensors:
         if t.name in author.state.live:
-            author.shows_grad(told, t, "module.zero-grad-default-none", "zero_grad resets it")
+            author.shows_grad(told, t, claim, "zero_grad resets it")
 
 
 # --- optimizers -------------------------------------------------------------------------------------------------------
@@ -105,7 +108,10 @@ def optimize(author: Author, d: Dials) -> None:
     """A step or a zero_grad of an optimizer that lives on; a new one if there is none, or now and then."""
     if author.optimizers and d.r % 4:
         known = author.optimizers[d.x % len(author.optimizers)]
-        (_zero if d.q % 4 == 3 else _step)(author, known, zeros=d.p % 2 == 1)
+        if d.q % 4 == 3:
+            _reset(author, known.name, known.owned, "optim.zero-grad-own-only", zeros=d.p % 2 == 1)
+        else:
+            _step(author, known)
         return
     owned = [t for t in author.state.live.values() if t.leaf and t.requires_grad and t.base is None and not t.cut]
     if d.q % 3 == 2 and len(owned) > 1:
@@ -120,20 +126,7 @@ def optimize(author: Author, d: Dials) -> None:
     author.say(f"{made.name} = torch.optim.SGD([{names}], lr=0.25{option}, foreach=False)", "import")
 
 
-def _zero(author: Author, known: Optimizer, *, zeros: bool) -> None:
-    if zeros and any(t.grad is UNKNOWN for t in known.owned):
-        raise Skip
-    for t in known.owned:
-        t.grad = np.zeros(t.shape) if zeros and t.grad is not None else None
-    told = author.say(f"{known.name}.zero_grad({'set_to_none=False' if zeros else ''})", "reset")
-    told.cleared = () if zeros else tuple(t.name for t in known.owned)
-    for t in known.owned:
-        if t.name in author.state.live:
-            author.shows_grad(told, t, "optim.zero-grad-own-only", "zero_grad resets it")
-
-
-def _step(author: Author, known: Optimizer, *, zeros: bool) -> None:
-    del zeros
+def _step(author: Author, known: Optimizer) -> None:
     if any(t.grad is UNKNOWN for t in known.owned):
         raise Skip
     moved = [t for t in known.owned if t.grad is not None]

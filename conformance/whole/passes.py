@@ -24,7 +24,8 @@ def backward(author: Author, d: Dials) -> None:
     inputs = None
     if d.r % 8 == 7:
         inputs = author.pick(d.z, lambda t: t.leaf and not t.cut and all(_reached(author, root, t) for root in roots))
-    seeds = [_seed(author, root, d.p + i) for i, root in enumerate(roots)]
+    summed = len(roots) == 1 and d.p % 8 == 5 and state.recording
+    seeds = [("", np.ones(roots[0].shape))] if summed else [_seed(author, root, d.p + i) for i, root in enumerate(roots)]
     retain = d.x >= 128
     swept = sweep(
         state,
@@ -34,9 +35,62 @@ def backward(author: Author, d: Dials) -> None:
     options = [f"inputs=[{inputs.name}]"] if inputs else []
     options += ["retain_graph=True"] if retain else []
     call = _call(roots, [text for text, _ in seeds], options)
+    if summed:  # the gradient that starts backward is one number, expanded
+        call = call.replace(".backward", ".sum().backward")
+    watched = _watched_together(author, d, roots) if d.flags % 8 == 5 else []
+    log = author.name("log") if watched else ""
     verdict, why = _verdict(author, swept)
-    told = _pass(author, call, "backward", verdict, why)
+    told = _pass(author, _within_multi_hook(call, watched, log) if watched else call, "backward", verdict, why)
     _after(author, told, swept, verdict, retain=retain, asked=inputs)
+    if watched and verdict == "never" and not any(node.derived for node in swept.executed):
+        _multi_notes(author, told, swept, watched, log)
+
+
+def _watched_together(author: Author, d: Dials, roots: Sequence[Tensor]) -> list[Tensor]:
+    """Two or three tensors for one hook, none of them a root: see docs/findings.md."""
+
+    def fits(t: Tensor) -> bool:
+        return t.requires_grad and t.size > 0 and not (t.sibling or t.cut or t.viewed or t.base) and t not in roots
+
+    found = [t for t in author.state.live.values() if fits(t)]
+    start = d.z % max(1, len(found))
+    chosen = [*found[start:], *found[:start]][: 2 + d.r % 2]
+    return chosen if len(chosen) > 1 else []
+
+
+def _within_multi_hook(call: str, watched: Sequence[Tensor], log: str) -> str:
+    """A pass with a hook on several tensors, which goes afterwards whatever comes of the pass."""
+    names = ", ".join(t.name for t in watched)
+    note = f"lambda gs: {log}.append([g if g is None else g.clone() for g in gs])"
+    return "\n".join(
+        [
+            f"{log} = []",
+            f"handle = torch.autograd.graph.register_multi_grad_hook(({names}), {note})",
+            "try:",
+            f"    {call}",
+            "finally:",
+            "    handle.remove()",
+        ]
+    )
+
+
+def _multi_notes(author: Author, told: Told, swept: Swept, watched: Sequence[Tensor], log: str) -> None:
+    """The hook ran once, with the gradients that were computed."""
+    given = [_noted(author, swept, t) for t in watched]
+    claim = "hook.multi-grad"
+    author.whole.features.add("multi-grad hook")
+    calls = int(any(g is not None for g in given))
+    told.plain.append(Plainly(f"len({log})", calls, claim, "once in a pass that reaches any of its tensors"))
+    for i, (t, g) in enumerate(zip(watched, given, strict=True)):
+        if calls:
+            due = None if g is None else np.asarray(g)
+            told.numbers.append(Numbers(f"{log}[-1][{i}]", due, claim, f"the gradient of {t.name}", swept.size))
+
+
+def _noted(author: Author, swept: Swept, t: Tensor) -> Any:
+    """What reached a tensor in a pass; None if nothing did."""
+    values = t.sources if t.leaf else [author.state.read(t)]
+    return next((swept.noted[id(value)] for value in values if id(value) in swept.noted), None)
 
 
 def _call(roots: Sequence[Tensor], seeds: Sequence[str], options: Sequence[str]) -> str:
