@@ -51,7 +51,8 @@ CLAIMS = frozenset(
         "agrad.equals-backward", "agrad.frees-executed-part", "create-graph.same-values", "hook.fires-once-with-total",
         "hook.post-accumulate", "hook.observer-is-neutral", "hook.remove", "hook.needs-requires-grad", "hook.node-hooks", "hook.multi-grad",
         "function.non-differentiable-and-materialize", "function.mark-dirty",
-        "optim.sgd-formula", "optim.step-untracked", "optim.zero-grad-own-only", "module.output-requires-grad",
+        "inference.outputs", "inference.save-error", "inference.inplace-outside-error", "inference.requires-grad-error",
+        "inference.clone-rescues", "inference.normal-inplace-tracked", "optim.sgd-formula", "optim.step-untracked", "optim.zero-grad-own-only", "module.output-requires-grad",
         "module.params-require-grad", "module.split-equals-fused", "module.zero-grad-default-none",
     )
 )  # fmt: skip

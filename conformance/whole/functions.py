@@ -77,8 +77,9 @@ def product(author: Author, d: Dials) -> None:
     """One that saves both operands and gives gradients where they are needed."""
     x = author.pick(d.y, lambda t: True)
     y = author.pick(d.z, lambda t: t.shape == x.shape)
+    parents = [author.state.read(t) for t in (x, y)]
     first = next_order()
-    value = traced_op("mul", author.state.read(x), author.state.read(y))
+    value = traced_op("mul", *parents)
     if np.max(np.abs(value.value), initial=0.0) > LARGEST:
         raise Skip
     _defined(author, "Product", PRODUCT)

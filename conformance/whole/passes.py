@@ -37,6 +37,9 @@ def backward(author: Author, d: Dials) -> None:
     call = _call(roots, [text for text, _ in seeds], options)
     if summed:  # the gradient that starts backward is one number, expanded
         call = call.replace(".backward", ".sum().backward")
+    if d.flags % 16 == 6:
+        _interrupted(author, d, call, swept)
+        return
     watched = _watched_together(author, d, roots) if d.flags % 8 == 5 else []
     log = author.name("log") if watched else ""
     verdict, why = _verdict(author, swept)
@@ -44,6 +47,33 @@ def backward(author: Author, d: Dials) -> None:
     _after(author, told, swept, verdict, retain=retain, asked=inputs)
     if watched and verdict == "never" and not any(node.derived for node in swept.executed):
         _multi_notes(author, told, swept, watched, log)
+
+
+def _interrupted(author: Author, d: Dials, call: str, swept: Swept) -> None:
+    """A pass that a hook ends by raising: the error comes out as it is, and nobody knows what has been done until then."""
+    if _verdict(author, swept)[0] != "never" or any(node.derived for node in swept.executed):
+        raise Skip
+    t = author.pick(d.z, lambda t: t.requires_grad and t.size > 0 and not t.sibling and _is_plain(author, swept, t))
+    log = author.name("log")
+    lines = [
+        f"{log} = []",
+        f"handle = {t.name}.register_hook(lambda g: {log}.append(1) or 1 / 0)",
+        "try:",
+        f"    {call}",
+        "except ZeroDivisionError:",
+        f"    {log}.append(2)",
+        "finally:",
+        "    handle.remove()",
+    ]
+    told = author.say("\n".join(lines), "backward")
+    author.whole.features.add("interrupted")
+    told.plain.append(Plainly(log, [1, 2], "hook.fires-once-with-total", "the hook runs once, and its error comes out"))
+    _after(author, told, swept, "may", retain=True)
+
+
+def _is_plain(author: Author, swept: Swept, t: Tensor) -> bool:
+    """Does a gradient surely reach the tensor as it is now?"""
+    return t.base is None and not (t.viewed or t.cut) and _noted(author, swept, t) is not None
 
 
 def _watched_together(author: Author, d: Dials, roots: Sequence[Tensor]) -> list[Tensor]:

@@ -119,7 +119,7 @@ class _Player:
     def _versions(self, at: int, told: Told) -> Iterator[Violation]:
         for name in told.flags:
             t = self.names.get(name)
-            if not isinstance(t, torch.Tensor):
+            if not isinstance(t, torch.Tensor) or t.is_inference():  # which has no version
                 continue
             now, before = t._version, self.versions.get(name)
             self.versions[name] = now

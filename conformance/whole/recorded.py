@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -159,26 +159,42 @@ def noted(
     return author.state.record(len(author.whole.lines), first, last, touched, packed)
 
 
+# What a checkpoint runs, and the same on paper; {y} is a second operand.
+_REGIONS: tuple[tuple[str, Callable[..., Traced]], ...] = (
+    ("checkpoint(torch.sin, {x}, use_reentrant=False)", lambda x: traced_op("sin", x)),
+    ("checkpoint(torch.tanh, {x}, use_reentrant=False)", lambda x: traced_op("tanh", x)),
+    ("checkpoint(lambda u: (u * 2.0).mul_(u), {x}, use_reentrant=False)", lambda x: x * 2.0 * x),
+    (
+        "checkpoint(lambda u: checkpoint(torch.sin, u * 2.0, use_reentrant=False), {x}, use_reentrant=False)",
+        lambda x: traced_op("sin", x * 2.0),
+    ),
+    ("checkpoint(lambda u, v: (u * v).tanh(), {x}, {y}, use_reentrant=False)", lambda x, y: traced_op("tanh", x * y)),
+    ("checkpoint(lambda u, v={y}: u.sin() * v, {x}, use_reentrant=False)", lambda x, y: traced_op("sin", x) * y),
+)
+
+
 def checkpointed(author: Author, d: Dials) -> None:
-    """An op in a checkpoint."""
+    """A few ops in a checkpoint."""
+    text, region = _REGIONS[d.q % len(_REGIONS)]
     x = author.pick(d.y, lambda t: True)
-    op = OPS[("sin", "tanh", "sigmoid", "cos")[d.q % 4]]
-    parents = [author.state.read(x)]
+    operands = [x, *([author.pick(d.z, lambda t: t.shape == x.shape)] if "{y}" in text else [])]
+    parents = [author.state.read(t) for t in operands]
+    first = next_order()
+    value = region(*parents)
+    last = next_order()
+    if np.max(np.abs(value.value), initial=0.0) > LARGEST:
+        raise Skip
     if author.counts.get("checkpoint", 0) == 0:
         author.name("checkpoint")
         author.say("from torch.utils.checkpoint import checkpoint", "import")
-    tracked = author.state.recording and x.requires_grad
-    first = next_order()
-    value = traced_op(op.name, *parents)
-    name = author.name("t")
-    made = author.state.result(name, d.key, value, author.dtype, tracked=tracked)
-    x.memory.used = True
-    if tracked:
-        node = author.state.record(len(author.whole.lines), first, next_order(), [x.memory, made.memory], [])
+    tracked = author.state.recording and any(t.requires_grad for t in operands)
+    made = author.state.result(author.name("t"), d.key, value, author.dtype, tracked=tracked)
+    node = noted(author, first, last, operands, [made], [], tracked)
+    if node is not None:
         node.vague = True
-    told = author.say(f"{name} = checkpoint(torch.{op.name}, {x.name}, use_reentrant=False)", "checkpoint")
+    told = author.say(f"{made.name} = {text.format(x=x.name, y=operands[-1].name)}", "checkpoint")
     told.claim = "checkpoint.same-gradients"
-    author.shows(told, made, "checkpoint.same-gradients", f"the value of {op.name}")
+    author.shows(told, made, "checkpoint.same-gradients", "the value of the region")
 
 
 def detach(author: Author, d: Dials) -> None:

@@ -94,6 +94,7 @@ class Tensor:
     reading: Traced | None = None
     read_at: int = -1
     viewed: bool = False
+    inference: bool = False  # made in inference mode
     sibling: bool = False  # one of several outputs of an op: what hooks of an output that is not used do, is open
 
     @property

@@ -77,6 +77,8 @@ class Author:
     def pick(self, reference: int, fits: Callable[[Tensor], bool]) -> Tensor:
         """The first tensor at or after a reference on the ring of keys that fits; low references try the newest first.
 
+        Tensors that were made in inference mode are left out: few statements may do anything with them.
+
         Raises:
             Skip: none does.
 
@@ -84,7 +86,7 @@ class Author:
         tensors = list(self.state.live.values())
         ordered = tensors[::-1] if reference < 80 else sorted(tensors, key=lambda t: (t.key < reference, t.key))
         for t in ordered:
-            if fits(t):
+            if not t.inference and fits(t):
                 return t
         raise Skip
 
@@ -113,7 +115,9 @@ class Author:
 
     def say(self, text: str, what: str, head: str = "") -> Told:
         """Add a line, in a block if there is a head, and what every tensor must look like after it."""
-        if head:
+        if "{}" in head:
+            text = head.format("\n".join(f"        {line}" for line in text.splitlines()))
+        elif head:
             text = "\n".join([head, *(f"    {line}" for line in text.splitlines())])
         told = Told(text, what, flags={t.name: flags_of(t) for t in self.state.live.values()})
         told.plain.append(
@@ -174,6 +178,8 @@ _OFF = (
     "with torch.enable_grad(), torch.no_grad():",
     "with torch.no_grad(), torch.enable_grad(), torch.set_grad_enabled(False):",
 )
+_LEFT = "try:\n    with {}:\n{{}}\n        raise KeyError\nexcept KeyError:\n    pass"
+_OFF += (_LEFT.format("torch.no_grad()"), _LEFT.format("torch.set_grad_enabled(False)"))
 _ON = ("with torch.no_grad(), torch.enable_grad():", "with torch.no_grad(), torch.set_grad_enabled(True):")
 
 

@@ -39,6 +39,8 @@ def write(author: Author, d: Dials) -> None:
     shape = x.shape[1:] if what.startswith("index") else x.shape
     y = author.pick(d.z, lambda t: t.memory is not x.memory and _fills(t.shape, shape)) if binary else None
     head, recording = mode_of(author, d)
+    if d.flags in (212, 213, 220, 221):
+        head, recording = "with torch.inference_mode():", False
     source = text.format(x=x.name, y=y.name if y else "")
     owner = x.base or x
     if recording and owner.requires_grad and owner.leaf and not x.cut:
