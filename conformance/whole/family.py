@@ -14,7 +14,7 @@ from autograd_conformance.scene import Scene
 from autograd_conformance.stage import DeviceLike
 from autograd_conformance.strategies.drawing import draw
 from autograd_conformance.verdicts import Violation
-from autograd_conformance.whole.moves import MOVES
+from autograd_conformance.whole.moves import THEMES
 from autograd_conformance.whole.play import Packing, play
 from autograd_conformance.whole.tell import DIALS, LEAVES, SLOT, Author
 from autograd_conformance.whole.words import Told, Whole
@@ -27,6 +27,7 @@ _BLAMED: tuple[tuple[str, str], ...] = (
     ("checkpoint", "checkpoint.same-gradients"),
     ("function", "function.acts-as-op"),
     ("second", "create-graph.second-order"),
+    ("module", "module.split-equals-fused"),
     ("hook", "hook.return-replaces"),
     ("retain_grad", "retain-grad.does-not-disturb"),
     ("write on a view", "inplace.view-rebase"),
@@ -39,6 +40,7 @@ _BLAMED: tuple[tuple[str, str], ...] = (
     ("mode", "no-grad.later-use"),
     ("detach", "detach.cuts"),
 )
+_PASSES = ("backward", "grad", "second")
 CHAIN_RULE = "backward.chain-rule"
 _GENERAL = ("", "agrad.equals-backward", "create-graph.same-values")  # what else the program does may be at fault
 CLAIMS = frozenset(
@@ -69,7 +71,7 @@ def written(scene: Scene, device: DeviceLike) -> Whole:
     """The program that the dials describe."""
     wide = "float64" if device.has("float64") else "float32"
     with np.errstate(all="ignore"):
-        return Author(scene.dials, Packing(device.name), device.name, wide).write(MOVES)
+        return Author(scene.dials, Packing(device.name), device.name, wide).write(THEMES)
 
 
 def printed(scene: Scene, whole: Whole) -> Scene:
@@ -87,6 +89,8 @@ def examined(scene: Scene, device: DeviceLike) -> tuple[Whole, list[Violation]]:
 
 def blamed(lines: Sequence[Told], otherwise: str = "") -> str:
     """The claim that a wrong gradient breaks, judged by what a small program is made of."""
+    if any(told.raises != "never" for told in lines[:-1] if told.what in _PASSES):
+        return otherwise or CHAIN_RULE  # what a pass that raised left behind
     kinds = {told.what for told in lines}
     passes = [told.text for told in lines if told.what == "backward"]
     kinds.update({"again"} if len(passes) > 1 else ())

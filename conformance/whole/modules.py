@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from autograd_conformance.algebra import Traced, next_order, traced_op
+from autograd_conformance.whole.passes import backward_from
 from autograd_conformance.whole.recorded import noted
 from autograd_conformance.whole.state import UNKNOWN, Tensor
 from autograd_conformance.whole.tell import LARGEST, Author, Dials, Skip, mode_of
@@ -41,6 +42,11 @@ def module(author: Author, d: Dials) -> None:
     known = [layer for layer in author.layers if layer.weight.shape[1] == x.shape[1]]
     layer = known[d.q % len(known)] if known and d.r % 3 else _made(author, d, x.shape[1])
     head, recording = mode_of(author, d)
+    _called(author, d.key, layer, x, head, recording=recording)
+
+
+def _called(author: Author, key: int, layer: Layer, x: Tensor, head: str = "", *, recording: bool = True) -> Tensor:
+    """The statement that calls a layer, and what it makes."""
     operands = [x, layer.weight, layer.bias]
     tracked = recording and any(t.requires_grad for t in operands)
     values = [author.state.read(t) for t in operands]
@@ -49,13 +55,14 @@ def module(author: Author, d: Dials) -> None:
     value = traced_op("tanh", flat) if layer.bent else flat
     if value.size > 64 or np.max(np.abs(value.value), initial=0.0) > LARGEST:
         raise Skip
-    made = author.state.result(author.name("t"), d.key, value, author.dtype, tracked=tracked)
+    made = author.state.result(author.name("t"), key, value, author.dtype, tracked=tracked)
     body = "torch.nn.functional.linear(x0, x1, x2)"
     packs = author.packs(f"out = {body}.tanh()" if layer.bent else f"out = {body}", operands)
     noted(author, first, next_order(), operands, [made], packs, tracked)
     told = author.say(f"{made.name} = {layer.name}({x.name})", "module", head)
     told.claim = "module.output-requires-grad"
     author.shows(told, made, "module.split-equals-fused", f"what {layer.name} makes of it")
+    return made
 
 
 def _made(author: Author, d: Dials, size: int) -> Layer:
@@ -124,6 +131,45 @@ def optimize(author: Author, d: Dials) -> None:
     names = ", ".join(t.name for t in owned)
     option = f", momentum={momentum}" if momentum else ""
     author.say(f"{made.name} = torch.optim.SGD([{names}], lr=0.25{option}, foreach=False)", "import")
+
+
+def train(author: Author, d: Dials) -> None:
+    """A round of training or two: a loss, backward, a step, and perhaps a reset."""
+    if not author.optimizers:
+        optimize(author, d)
+    known = author.optimizers[-1]
+    if not author.state.recording:
+        raise Skip
+    for _ in range(1 + d.y % 2):
+        backward_from(author, _loss(author, d, known), retain=d.z % 4 == 3)
+        if d.q % 4 < 3:
+            _step(author, known)
+        if d.p % 4 > 1:
+            _reset(author, known.name, known.owned, "optim.zero-grad-own-only", zeros=d.p % 4 == 3)
+
+
+def _loss(author: Author, d: Dials, known: Optimizer) -> Tensor:
+    """What a layer makes of some tensor, or the square of a parameter."""
+    if author.layers and d.r % 2:
+        layer = author.layers[d.x % len(author.layers)]
+        x = author.pick(d.flags, lambda t: t.shape[1:] == layer.weight.shape[1:] and len(t.shape) == 2 and t.size > 0)
+        made = _called(author, d.key, layer, x)
+        if not made.requires_grad:
+            raise Skip
+        return made
+    able = [t for t in known.owned if t.name in author.state.live and t.size]
+    if not able:
+        raise Skip
+    t = able[d.x % len(able)]
+    parent = author.state.read(t)
+    first = next_order()
+    value = parent * parent
+    if np.max(np.abs(value.value), initial=0.0) > LARGEST:
+        raise Skip
+    made = author.state.result(author.name("t"), d.key, value, author.dtype, tracked=True)
+    noted(author, first, next_order(), [t, t], [made], ["in0"], tracked=True)
+    author.say(f"{made.name} = {t.name} * {t.name}", "op").claim = "requires-grad.propagates-any"
+    return made
 
 
 def _step(author: Author, known: Optimizer) -> None:

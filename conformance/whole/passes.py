@@ -49,6 +49,14 @@ def backward(author: Author, d: Dials) -> None:
         _multi_notes(author, told, swept, watched, log)
 
 
+def backward_from(author: Author, root: Tensor, *, retain: bool) -> None:
+    """The sum of a tensor that no pass has seen yet, differentiated."""
+    swept = sweep(author.state, [(author.state.read(root), np.ones(root.shape))])
+    verdict, why = _verdict(author, swept)
+    told = _pass(author, f"{root.name}.sum().backward({'retain_graph=True' if retain else ''})", "backward", verdict, why)
+    _after(author, told, swept, verdict, retain=retain)
+
+
 def _interrupted(author: Author, d: Dials, call: str, swept: Swept) -> None:
     """A pass that a hook ends by raising: the error comes out as it is, and nobody knows what has been done until then."""
     if _verdict(author, swept)[0] != "never" or any(node.derived for node in swept.executed):

@@ -14,7 +14,7 @@ from autograd_conformance.player import code, probe
 from autograd_conformance.runner import modes, quiet, readable, restore, storage_of
 from autograd_conformance.verdicts import Violation
 from autograd_conformance.whole.state import Tensor
-from autograd_conformance.whole.words import Flags, Numbers, Told, Whole
+from autograd_conformance.whole.words import Flags, Numbers, Plainly, Told, Whole
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -86,6 +86,8 @@ class _Player:
         except Exception as raised:  # noqa: BLE001 - whatever torch raises is an observation
             error = raised.with_traceback(None)
         yield from _raised(at, told, error)
+        for plain in told.plain[:1]:  # the mode, whatever has happened
+            yield from self._plain(at, plain)
         yield from self._flags(at, told)
         yield from self._versions(at, told)
         if self.values:
@@ -93,10 +95,13 @@ class _Player:
         for number in told.numbers:
             if error is None and number.grad_of not in self.shared:
                 yield from self._number(at, number)
-        for plain in told.plain:
-            seen = self._see(plain.probe)
-            if seen != plain.due and error is None:
-                yield _differs(at, plain.claim, plain.probe, plain.due, seen, plain.because)
+        for plain in told.plain[1:] if error is None else ():
+            yield from self._plain(at, plain)
+
+    def _plain(self, at: int, due: Plainly) -> Iterator[Violation]:
+        seen = self._see(due.probe)
+        if seen != due.due:
+            yield _differs(at, due.claim, due.probe, due.due, seen, due.because)
 
     def _flags(self, at: int, told: Told) -> Iterator[Violation]:
         for name, due in told.flags.items():

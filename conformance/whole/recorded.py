@@ -37,6 +37,7 @@ _ORDER = (
     "contraction",
     "index",
 )
+_A_VIEW = -(-256 * _ORDER.index("view") // len(_ORDER))  # the byte that picks one
 
 
 def apply(author: Author, d: Dials) -> None:
@@ -66,6 +67,11 @@ def apply(author: Author, d: Dials) -> None:
         told.claim = "no-grad.outputs"
     for t in made:
         author.shows(told, t, "requires-grad.value-independent", f"the value of {op.name}")
+
+
+def look(author: Author, d: Dials) -> None:
+    """A view."""
+    apply(author, d._replace(x=_A_VIEW))
 
 
 def _chosen(d: Dials) -> Op:
@@ -169,6 +175,7 @@ _REGIONS: tuple[tuple[str, Callable[..., Traced]], ...] = (
         lambda x: traced_op("sin", x * 2.0),
     ),
     ("checkpoint(lambda u, v: (u * v).tanh(), {x}, {y}, use_reentrant=False)", lambda x, y: traced_op("tanh", x * y)),
+    ("checkpoint(lambda u, v: u * v + u, {x}, {y}, use_reentrant=False)", lambda x, y: x * y + x),
     ("checkpoint(lambda u, v={y}: u.sin() * v, {x}, use_reentrant=False)", lambda x, y: traced_op("sin", x) * y),
 )
 
@@ -176,7 +183,7 @@ _REGIONS: tuple[tuple[str, Callable[..., Traced]], ...] = (
 def checkpointed(author: Author, d: Dials) -> None:
     """A few ops in a checkpoint."""
     text, region = _REGIONS[d.q % len(_REGIONS)]
-    x = author.pick(d.y, lambda t: True)
+    x = _perhaps_watched(author, d)
     operands = [x, *([author.pick(d.z, lambda t: t.shape == x.shape)] if "{y}" in text else [])]
     parents = [author.state.read(t) for t in operands]
     first = next_order()
@@ -195,6 +202,14 @@ def checkpointed(author: Author, d: Dials) -> None:
     told = author.say(f"{made.name} = {text.format(x=x.name, y=operands[-1].name)}", "checkpoint")
     told.claim = "checkpoint.same-gradients"
     author.shows(told, made, "checkpoint.same-gradients", "the value of the region")
+
+
+def _perhaps_watched(author: Author, d: Dials) -> Tensor:
+    """A tensor with hooks if there is one, half of the time."""
+    try:
+        return author.pick(d.y, lambda t: d.p % 2 == 0 or bool(t.hooks))
+    except Skip:
+        return author.pick(d.y, lambda _: True)
 
 
 def detach(author: Author, d: Dials) -> None:

@@ -99,7 +99,7 @@ def _node_hook(author: Author, d: Dials) -> None:
 
 def _has_plain_node(author: Author, t: Tensor) -> bool:
     """Is its grad_fn the node of the statement that made its value, with this output alone?"""
-    if t.leaf or t.base is not None or t.sibling or not t.size:
+    if t.leaf or t.base is not None or t.sibling or t.memory.hidden or not t.size:
         return False
     node = author.state.node_of(author.state.read(t))
     return node is not None and not (node.vague or node.derived)

@@ -92,9 +92,10 @@ class Author:
 
     # --- the program ----------------------------------------------------------------------------------------------
 
-    def write(self, moves: Sequence[Callable[[Author, Dials], None]]) -> Whole:
-        """All slots in order."""
+    def write(self, themes: Sequence[Sequence[Callable[[Author, Dials], None]]]) -> Whole:
+        """All slots in order; the first says of which theme."""
         base = self.slot(0)
+        moves = themes[base.kind % len(themes)]
         self.dtype = "float32" if base.flags >= 208 else self.wide
         self.whole.narrow = self.dtype == "float32"
         for i in range(LEAVES):

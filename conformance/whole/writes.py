@@ -39,7 +39,7 @@ def write(author: Author, d: Dials) -> None:
     shape = x.shape[1:] if what.startswith("index") else x.shape
     y = author.pick(d.z, lambda t: t.memory is not x.memory and _fills(t.shape, shape)) if binary else None
     head, recording = mode_of(author, d)
-    if d.flags in (212, 213, 220, 221):
+    if not recording and head and d.p % 3 == 2:
         head, recording = "with torch.inference_mode():", False
     source = text.format(x=x.name, y=y.name if y else "")
     owner = x.base or x
