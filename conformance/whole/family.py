@@ -84,20 +84,44 @@ def examined(scene: Scene, device: DeviceLike) -> tuple[Whole, list[Violation]]:
     """Run a program: what it says, and what differs after the first line where anything does."""
     whole = written(scene, device)
     found = play(whole, device.name, values=device.has("values"))
-    return whole, [replace(v, claim=blamed(whole.lines[: v.at + 1], v.claim)) if v.claim in _GENERAL else v for v in found]
+    return whole, [blamed(whole, v, device) if v.claim in _GENERAL else v for v in found]
 
 
-def blamed(lines: Sequence[Told], otherwise: str = "") -> str:
-    """The claim that a wrong gradient breaks, judged by what a small program is made of."""
+def blamed(whole: Whole, violation: Violation, device: DeviceLike) -> Violation:
+    """A wrong gradient with the claim that it breaks, judged by what a small program is made of.
+
+    What has a twin that does the same without it is at fault only if the program with the twin is right.
+    """
+    lines = whole.lines[: violation.at + 1]
     if any(told.raises != "never" for told in lines[:-1] if told.what in _PASSES):
-        return otherwise or CHAIN_RULE  # what a pass that raised left behind
+        return replace(violation, claim=violation.claim or CHAIN_RULE)  # what a pass that raised left behind
+    kinds = _kinds(lines)
+    claim = next((claim for kind, claim in _BLAMED if kind in kinds and _at_fault(whole, lines, kind, device)), "")
+    return replace(violation, claim=claim or violation.claim or CHAIN_RULE)
+
+
+def _kinds(lines: Sequence[Told]) -> set[str]:
+    """What a program contains."""
     kinds = {told.what for told in lines}
     passes = [told.text for told in lines if told.what == "backward"]
     kinds.update({"again"} if len(passes) > 1 else ())
     kinds.update({"inputs"} if any("inputs=" in text for text in passes) else ())
     kinds.update({"roots"} if any(text.startswith("torch.autograd.backward([") for text in passes) else ())
     kinds.update({"write on a view"} if any("write on a view" in told.features for told in lines) else ())
-    return next((claim for kind, claim in _BLAMED if kind in kinds), otherwise or CHAIN_RULE)
+    return kinds
+
+
+def _at_fault(whole: Whole, lines: Sequence[Told], kind: str, device: DeviceLike) -> bool:
+    """Is all right once the statements of this kind are exchanged for their twins?"""
+    twins = [told for told in lines if told.what == kind and told.bare]
+    if not twins:
+        return True
+    rows = [_twin(told) if told in twins else replace(told, plain=told.plain[:1]) for told in lines]
+    return not play(replace(whole, lines=rows), device.name, values=device.has("values"))
+
+
+def _twin(told: Told) -> Told:
+    return replace(told, text=told.bare, plain=told.plain[:1])
 
 
 def counted(whole: Whole, until: int | None = None) -> dict[str, int]:

@@ -9,7 +9,7 @@ import numpy as np
 from autograd_conformance.algebra import Traced, next_order, traced_op
 from autograd_conformance.whole.recorded import noted
 from autograd_conformance.whole.state import Hook, Node, Tensor
-from autograd_conformance.whole.tell import LARGEST, Author, Dials, Skip, mode_of
+from autograd_conformance.whole.tell import LARGEST, Author, Dials, Skip, mode_of, within
 from autograd_conformance.whole.words import Plainly
 
 PRODUCT = """class Product(torch.autograd.Function):
@@ -88,11 +88,12 @@ def product(author: Author, d: Dials) -> None:
     name = author.name("t")
     made = author.state.result(name, d.key, value, author.dtype, tracked=tracked)
     noted(author, first, next_order(), [x, y], [made], ["in0", "in1"], tracked)
-    _said(author, f"{name} = Product.apply({x.name}, {y.name})", head, [made])
+    _said(author, f"{name} = Product.apply({x.name}, {y.name})", f"{name} = {x.name} * {y.name}", head, [made])
 
 
-def _said(author: Author, text: str, head: str, made: Sequence[Tensor]) -> None:
+def _said(author: Author, text: str, bare: str, head: str, made: Sequence[Tensor]) -> None:
     told = author.say(text, "function", head)
+    told.bare = within(head, bare)
     told.claim = "function.acts-as-op"
     for t in made:
         author.shows(told, t, "function.acts-as-op", f"what forward makes of it, in {t.name}")
@@ -113,7 +114,9 @@ def halves(author: Author, d: Dials) -> None:
     made, log = _outputs(author, d, values, [tracked, tracked])
     node = noted(author, first, next_order(), [x, y], made, ["in0", "in1"], tracked)
     _notes(node, values, log)
-    _said(author, f"{log} = []\n{made[0].name}, {made[1].name} = Halves.apply({x.name}, {y.name}, {log})", head, made)
+    names = f"{made[0].name}, {made[1].name}"
+    bare = f"{names} = {x.name} * {y.name}, {x.name} - {y.name}"
+    _said(author, f"{log} = []\n{names} = Halves.apply({x.name}, {y.name}, {log})", bare, head, made)
 
 
 def marked(author: Author, d: Dials) -> None:
@@ -128,7 +131,9 @@ def marked(author: Author, d: Dials) -> None:
     made, log = _outputs(author, d, values, [tracked, False])
     node = noted(author, first, next_order(), [x], made, ["in0"], tracked)
     _notes(node, [None, None], log)
-    _said(author, f"{log} = []\n{made[0].name}, {made[1].name} = Marked.apply({x.name}, {log})", head, made)
+    names = f"{made[0].name}, {made[1].name}"
+    bare = f"{names} = {x.name}.sin(), ({x.name} > 0.0).to({x.name}.dtype)"
+    _said(author, f"{log} = []\n{names} = Marked.apply({x.name}, {log})", bare, head, made)
     told = author.whole.lines[-1]
     claim, why = "function.non-differentiable-and-materialize", f"{made[1].name} was marked"
     told.plain.append(Plainly(f"{made[1].name}.requires_grad", False, claim, why))
@@ -166,7 +171,7 @@ def doubled(author: Author, d: Dials) -> None:
     if tracked:
         author.state.record(len(author.whole.lines), first, next_order(), [x.memory], [])
     told = author.say(f"Doubled.apply({x.name})", "function", head)
-    told.claim = "function.mark-dirty"
+    told.claim, told.bare = "function.mark-dirty", within(head, f"{x.name}.mul_(2.0)")
     told.wrote = (x.name,)
     author.shows(told, x, "function.mark-dirty", f"{x.name} was changed in place")
 

@@ -11,7 +11,7 @@ from autograd_conformance.algebra import Traced, next_order, traced_op
 from autograd_conformance.whole.passes import backward_from
 from autograd_conformance.whole.recorded import noted
 from autograd_conformance.whole.state import UNKNOWN, Tensor
-from autograd_conformance.whole.tell import LARGEST, Author, Dials, Skip, mode_of
+from autograd_conformance.whole.tell import LARGEST, Author, Dials, Skip, mode_of, within
 
 SIZES = (1, 2, 3)
 
@@ -60,9 +60,15 @@ def _called(author: Author, key: int, layer: Layer, x: Tensor, head: str = "", *
     packs = author.packs(f"out = {body}.tanh()" if layer.bent else f"out = {body}", operands)
     noted(author, first, next_order(), operands, [made], packs, tracked)
     told = author.say(f"{made.name} = {layer.name}({x.name})", "module", head)
-    told.claim = "module.output-requires-grad"
+    told.claim, told.bare = "module.output-requires-grad", within(head, f"{made.name} = {_bare(layer, x)}")
     author.shows(told, made, "module.split-equals-fused", f"what {layer.name} makes of it")
     return made
+
+
+def _bare(layer: Layer, x: Tensor) -> str:
+    """What the layer does, without the layer."""
+    text = f"({x.name} @ {layer.weight.name}.transpose(0, 1) + {layer.bias.name})"
+    return f"{text}.tanh()" if layer.bent else text
 
 
 def _made(author: Author, d: Dials, size: int) -> Layer:

@@ -165,24 +165,25 @@ def noted(
     return author.state.record(len(author.whole.lines), first, last, touched, packed)
 
 
-# What a checkpoint runs, and the same on paper; {y} is a second operand.
-_REGIONS: tuple[tuple[str, Callable[..., Traced]], ...] = (
-    ("checkpoint(torch.sin, {x}, use_reentrant=False)", lambda x: traced_op("sin", x)),
-    ("checkpoint(torch.tanh, {x}, use_reentrant=False)", lambda x: traced_op("tanh", x)),
-    ("checkpoint(lambda u: (u * 2.0).mul_(u), {x}, use_reentrant=False)", lambda x: x * 2.0 * x),
+# What a checkpoint runs and on what, the same without a checkpoint, and the same on paper.
+_REGIONS: tuple[tuple[str, str, Callable[..., Traced]], ...] = (
+    ("torch.sin, {x}", "{x}.sin()", lambda x: traced_op("sin", x)),
+    ("torch.tanh, {x}", "{x}.tanh()", lambda x: traced_op("tanh", x)),
+    ("lambda u: (u * 2.0).mul_(u), {x}", "{x} * 2.0 * {x}", lambda x: x * 2.0 * x),
     (
-        "checkpoint(lambda u: checkpoint(torch.sin, u * 2.0, use_reentrant=False), {x}, use_reentrant=False)",
+        "lambda u: checkpoint(torch.sin, u * 2.0, use_reentrant=False), {x}",
+        "({x} * 2.0).sin()",
         lambda x: traced_op("sin", x * 2.0),
     ),
-    ("checkpoint(lambda u, v: (u * v).tanh(), {x}, {y}, use_reentrant=False)", lambda x, y: traced_op("tanh", x * y)),
-    ("checkpoint(lambda u, v: u * v + u, {x}, {y}, use_reentrant=False)", lambda x, y: x * y + x),
-    ("checkpoint(lambda u, v={y}: u.sin() * v, {x}, use_reentrant=False)", lambda x, y: traced_op("sin", x) * y),
+    ("lambda u, v: (u * v).tanh(), {x}, {y}", "({x} * {y}).tanh()", lambda x, y: traced_op("tanh", x * y)),
+    ("lambda u, v: u * v + u, {x}, {y}", "{x} * {y} + {x}", lambda x, y: x * y + x),
+    ("lambda u, v={y}: u.sin() * v, {x}", "{x}.sin() * {y}", lambda x, y: traced_op("sin", x) * y),
 )
 
 
 def checkpointed(author: Author, d: Dials) -> None:
     """A few ops in a checkpoint."""
-    text, region = _REGIONS[d.q % len(_REGIONS)]
+    text, bare, region = _REGIONS[d.q % len(_REGIONS)]
     x = _perhaps_watched(author, d)
     operands = [x, *([author.pick(d.z, lambda t: t.shape == x.shape)] if "{y}" in text else [])]
     parents = [author.state.read(t) for t in operands]
@@ -199,8 +200,9 @@ def checkpointed(author: Author, d: Dials) -> None:
     node = noted(author, first, last, operands, [made], [], tracked)
     if node is not None:
         node.vague = True
-    told = author.say(f"{made.name} = {text.format(x=x.name, y=operands[-1].name)}", "checkpoint")
-    told.claim = "checkpoint.same-gradients"
+    run = text.format(x=x.name, y=operands[-1].name)
+    told = author.say(f"{made.name} = checkpoint({run}, use_reentrant=False)", "checkpoint")
+    told.claim, told.bare = "checkpoint.same-gradients", f"{made.name} = {bare.format(x=x.name, y=operands[-1].name)}"
     author.shows(told, made, "checkpoint.same-gradients", "the value of the region")
 
 

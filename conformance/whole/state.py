@@ -34,6 +34,7 @@ class Memory:
     split: bool = False  # it has views that a write leaves in a state that nobody promises
     used: bool = False  # an op has read it
     hidden: bool = False  # its base is itself a view of a tensor that has no name
+    owner: Tensor | None = None  # the leaf that gets the gradient of what is here, even if its name is gone
     hooked: bool = False  # some tensor here has hooks or retains its gradient: which value they belong to matters
 
 
@@ -169,6 +170,7 @@ class State:
     def own(self, t: Tensor) -> None:
         """Gradients that reach what the memory holds now belong to this leaf."""
         if t.requires_grad and t.leaf and not t.cut:
+            t.memory.owner = t
             t.sources.append(t.memory.value)
             self.owners[id(t.memory.value)] = t
 
@@ -253,9 +255,8 @@ class State:
                     other.requires_grad, other.leaf = True, False
         else:
             memory.value = Traced(whole.value)
-            for other in self.aliases(memory):
-                if other.base is None and not other.cut:
-                    self.own(other)
+            if memory.owner is not None:
+                self.own(memory.owner)
 
     # --- nodes ----------------------------------------------------------------------------------------------------
 

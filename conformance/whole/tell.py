@@ -116,11 +116,7 @@ class Author:
 
     def say(self, text: str, what: str, head: str = "") -> Told:
         """Add a line, in a block if there is a head, and what every tensor must look like after it."""
-        if "{}" in head:
-            text = head.format("\n".join(f"        {line}" for line in text.splitlines()))
-        elif head:
-            text = "\n".join([head, *(f"    {line}" for line in text.splitlines())])
-        told = Told(text, what, flags={t.name: flags_of(t) for t in self.state.live.values()})
+        told = Told(within(head, text), what, flags={t.name: flags_of(t) for t in self.state.live.values()})
         told.plain.append(
             Plainly("torch.is_grad_enabled()", self.state.recording, "no-grad.nesting-restores", "the mode out here")
         )
@@ -171,6 +167,13 @@ class Author:
         made = self.state.leaf(name, d.key, values, self.dtype, requires_grad=tracked)
         made.memory.hidden = layout != "contiguous"
         self.say(statement_source(leaf, self.device), "leaf")
+
+
+def within(head: str, text: str) -> str:
+    """Lines in a block, if there is a head."""
+    if "{}" in head:
+        return head.format("\n".join(f"        {line}" for line in text.splitlines()))
+    return "\n".join([head, *(f"    {line}" for line in text.splitlines())]) if head else text
 
 
 _OFF = (

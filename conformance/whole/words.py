@@ -49,6 +49,7 @@ class Told:
         wrote: names of tensors whose version it raises.
         shares: two names that must look at the same memory.
         cleared: tensors whose ``.grad`` is new from here on.
+        bare: lines that do the same without what the statement is about, where there are such.
 
     """
 
@@ -64,6 +65,7 @@ class Told:
     wrote: tuple[str, ...] = ()
     shares: tuple[str, str] | None = None
     cleared: tuple[str, ...] = ()
+    bare: str = ""
 
 
 @dataclass(slots=True)
