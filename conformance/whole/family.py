@@ -16,6 +16,7 @@ from autograd_conformance.strategies.drawing import draw
 from autograd_conformance.verdicts import Violation
 from autograd_conformance.whole.moves import THEMES
 from autograd_conformance.whole.play import Packing, play
+from autograd_conformance.whole.readings import reading
 from autograd_conformance.whole.tell import DIALS, LEAVES, SLOT, Author
 from autograd_conformance.whole.words import Told, Whole
 
@@ -40,6 +41,7 @@ _BLAMED: tuple[tuple[str, str], ...] = (
     ("mode", "no-grad.later-use"),
     ("detach", "detach.cuts"),
 )
+_READING = 6  # the dial that chooses another reading
 _PASSES = ("backward", "grad", "second")
 CHAIN_RULE = "backward.chain-rule"
 _GENERAL = ("", "agrad.equals-backward", "create-graph.same-values")  # what else the program does may be at fault
@@ -54,7 +56,8 @@ CLAIMS = frozenset(
         "hook.post-accumulate", "hook.observer-is-neutral", "hook.remove", "hook.needs-requires-grad", "hook.node-hooks", "hook.multi-grad",
         "function.non-differentiable-and-materialize", "function.mark-dirty",
         "inference.outputs", "inference.save-error", "inference.inplace-outside-error", "inference.requires-grad-error",
-        "inference.clone-rescues", "inference.normal-inplace-tracked", "optim.sgd-formula", "optim.step-untracked", "optim.zero-grad-own-only", "module.output-requires-grad",
+        "inference.clone-rescues", "inference.normal-inplace-tracked",
+        "saved.identity-neutral", "anomaly.nan-detection", "optim.sgd-formula", "optim.step-untracked", "optim.zero-grad-own-only", "module.output-requires-grad",
         "module.params-require-grad", "module.split-equals-fused", "module.zero-grad-default-none",
     )
 )  # fmt: skip
@@ -81,10 +84,16 @@ def printed(scene: Scene, whole: Whole) -> Scene:
 
 
 def examined(scene: Scene, device: DeviceLike) -> tuple[Whole, list[Violation]]:
-    """Run a program: what it says, and what differs after the first line where anything does."""
+    """Run a program, and perhaps another reading of it: what it says, and what differs after the first line where anything does."""
     whole = written(scene, device)
-    found = play(whole, device.name, values=device.has("values"))
-    return whole, [blamed(whole, v, device) if v.claim in _GENERAL else v for v in found]
+    values = device.has("values")
+    found = play(whole, device.name, values=values)
+    if found:
+        return whole, [blamed(whole, v, device) if v.claim in _GENERAL else v for v in found]
+    other = reading(whole, scene.dials[_READING] if scene.dials else 0)
+    if other is None:
+        return whole, []
+    return other, [replace(v, claim=other.reading) for v in play(other, device.name, values=values)]
 
 
 def blamed(whole: Whole, violation: Violation, device: DeviceLike) -> Violation:
@@ -130,7 +139,8 @@ def counted(whole: Whole, until: int | None = None) -> dict[str, int]:
     backwards = 0
     for told in whole.lines[:until]:
         backwards += told.what == "backward"
-        claims = [told.claim] if told.claim and told.raises != "may" else []
+        claims = [whole.reading] if whole.reading and told.numbers else []
+        claims += [told.claim] if told.claim and told.raises != "may" else []
         claims += [number.claim or _evidence(number.due, backwards) for number in told.numbers]
         claims += [plain.claim for plain in told.plain[1:]]
         for claim in claims:

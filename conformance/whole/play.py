@@ -57,11 +57,13 @@ def play(whole: Whole, device: str, *, values: bool) -> list[Violation]:
     with quiet():
         player = _Player(device, whole.narrow, values=values)
         found: list[Violation] = []
-        for at, told in enumerate(whole.lines):
-            found = list(player.line(at, told))
-            if found or player.lost:
-                break
-        player.leave()
+        try:
+            for at, told in enumerate(whole.lines):
+                found = list(player.line(at, told))
+                if found or player.lost:
+                    break
+        finally:
+            player.leave()
     restore(before)
     return found
 
@@ -183,7 +185,9 @@ class _Player:
             )
 
     def leave(self) -> None:
-        """Break cycles."""
+        """Leave the block around the program, and break cycles."""
+        if "around" in self.names:
+            self.names["around"].__exit__(None, None, None)
         for value in self.names.values():
             if isinstance(value, torch.Tensor) and value.is_leaf:
                 value.grad = None

@@ -61,6 +61,8 @@ def apply(author: Author, d: Dials) -> None:
     else:
         made = _make_results(author, d, op, tensors, params, names, tracked)
     told = author.say(call, "view" if view else "op", head)
+    if not (head or view):
+        author.read.append((told, [(t.name, t.memory, t.memory.version) for t in tensors]))
     author.whole.features.update([f"op {op.name}"] if op in ADDED else [])
     told.claim = "requires-grad.propagates-any" if tracked else "requires-grad.propagates-none"
     if not recording and any(t.requires_grad for t in tensors):

@@ -16,7 +16,7 @@ from autograd_conformance.ops import Op
 from autograd_conformance.program import Constant, Layout, Leaf
 from autograd_conformance.reports.statements import constant_source, statement_source
 from autograd_conformance.strategies.leaves import SIZES, numbers
-from autograd_conformance.whole.state import UNKNOWN, Hook, Packs, State, Tensor
+from autograd_conformance.whole.state import UNKNOWN, Hook, Memory, Packs, State, Tensor
 from autograd_conformance.whole.words import Flags, Numbers, Plainly, Told, Whole
 
 SLOT, LEAVES, STEPS = 8, 3, 27
@@ -58,6 +58,7 @@ class Author:
         self.state, self.whole = State(), Whole()
         self.counts: dict[str, int] = {}
         self.hooks: list[tuple[str, Tensor, Hook]] = []
+        self.read: list[tuple[Told, list[tuple[str, Memory, int]]]] = []
         self.layers: list[Any] = []
         self.optimizers: list[Any] = []
         self.dtype = wide
@@ -112,6 +113,9 @@ class Author:
         if not self.state.recording:
             self.state.recording = True
             self.say("torch.set_grad_enabled(True)", "mode")
+        for told, operands in self.read:
+            if all(memory.version == version for _, memory, version in operands):
+                told.reads = tuple(dict.fromkeys(name for name, *_ in operands))
         return self.whole
 
     def say(self, text: str, what: str, head: str = "") -> Told:
