@@ -84,7 +84,8 @@ def _about(session: Session, target: dict[str, Any]) -> dict[str, Any]:
         "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
         "platform": platform.platform(),
         "python": sys.version.split()[0],
-        "test_suite": {"name": "autograd-conformance", "version": __version__} | ({"ops": loaded()} if loaded() else {}),
+        "test_suite": {"name": "autograd-conformance", "version": __version__}
+        | ({"ops": loaded()} if loaded() else {}),
         "execution_target": target,
         "torch": {"version": _version("torch")},
         "packages": {name: _version(name) for name in PACKAGES},

@@ -54,7 +54,9 @@ SAVED = {"save": "ctx.save_for_backward(x)", "read": "(x,) = ctx.saved_tensors"}
 def _console(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "autograd_conformance.cli", *words]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    return subprocess.run(command, cwd=folder, env=environment, check=False, capture_output=True, text=True, timeout=300)
+    return subprocess.run(
+        command, cwd=folder, env=environment, check=False, capture_output=True, text=True, timeout=300
+    )
 
 
 def _module(folder: Path, name: str, **parts: str) -> None:
@@ -106,7 +108,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.mark.parametrize(("text", "told"), list(MISTAKES.items()), ids=[told[:40] for told in MISTAKES.values()])
 def test_a_mistake_is_one_line(text: str, told: str, folder: Path) -> None:
     """What is wrong, and where; nothing of the module is left in the table."""
-    (folder / "mine.py").write_text(f"import numpy as np\nfrom autograd_conformance.ops.entry import op, within\n{text}\n")
+    (folder / "mine.py").write_text(
+        f"import numpy as np\nfrom autograd_conformance.ops.entry import op, within\n{text}\n"
+    )
     before = dict(OPS)
     with pytest.raises(UsageError) as raised:
         load(["mine"])
@@ -144,7 +148,9 @@ def test_the_console_says_so_too(words: tuple[str, ...], tmp_path: Path) -> None
 def test_pytest_says_so_too(tmp_path: Path) -> None:
     """Exit code 2, before anything is collected."""
     words = ["-m", "pytest", "-q", "--pyargs", "autograd_conformance", "--conformance-ops=nowhere"]
-    done = subprocess.run([sys.executable, *words], cwd=tmp_path, check=False, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, *words], cwd=tmp_path, check=False, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 2
     assert "unknown ops module 'nowhere'" in done.stdout + done.stderr
 
@@ -170,7 +176,11 @@ def _words(folder: str, name: str) -> tuple[list[int], list[str]]:
     counts, broken = [], []
     with np.errstate(all="ignore"):
         for kind, of in ((GRAPHS, "graphs"), (SCENES, "retain-grad"), (WHOLES, "programs")):
-            mine = [c for c in checks if of == "programs" or (c.family == of and isinstance(c, ClaimCheck) == (of == "graphs"))]
+            mine = [
+                c
+                for c in checks
+                if of == "programs" or (c.family == of and isinstance(c, ClaimCheck) == (of == "graphs"))
+            ]
             judged = [kind.judge(work, CPU, mine, examine=True) for work in kind.draw(of, 60, 1)]
             counts.append(sum("op my_cube" in [*j.words] or "op my_blend" in [*j.words] for j in judged))
             broken += [claim for j in judged for claim, (_, found) in j.found.items() if found]

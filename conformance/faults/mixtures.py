@@ -65,7 +65,9 @@ assert x.grad.tolist() == [3.0, 3.0]
 def _error_doubles(p: Pass, run: Run) -> Any:
     """The pass after one that raised starts with twice its gradient, if it reaches one of the same leaves."""
     if any(leaf.__dict__.pop("failed", False) for leaf in p.leaves()):
-        seeds = tuple(torch.ones_like(root) if seed is None else seed for root, seed in zip(p.roots, p.seeds, strict=True))
+        seeds = tuple(
+            torch.ones_like(root) if seed is None else seed for root, seed in zip(p.roots, p.seeds, strict=True)
+        )
         p = p.but(seeds=tuple(seed * 2.0 for seed in seeds))
     try:
         return run(p)

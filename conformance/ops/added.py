@@ -97,7 +97,7 @@ def _imported(name: str) -> ModuleType:
         with warnings.catch_warnings():  # of torch, for most modules import it
             warnings.simplefilter("ignore")
             return importlib.import_module(name)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - whatever the user's module raises is told to the user
         raise UsageError(f"ops module '{name}' cannot be imported: {_told(error)}") from None
 
 
@@ -114,7 +114,6 @@ def _told(error: Exception) -> str:
 
 def _add(module: ModuleType, where: str) -> None:
     from autograd_conformance.ops import OPS
-    from autograd_conformance.ops.trial import problem
 
     entries = getattr(module, "OPS", None)
     if not isinstance(entries, list | tuple) or not entries:
@@ -125,9 +124,7 @@ def _add(module: ModuleType, where: str) -> None:
             _check_words(entry, where, OPS)
             OPS[entry.name] = entry
             ADDED.append(entry)
-            found = problem(entry, bound())
-            if found:
-                raise UsageError(f"{where}, op '{entry.name}': {found}")
+            _check_numbers(entry, where)
     except UsageError:
         for entry in ADDED[before:]:
             del OPS[entry.name]
@@ -145,3 +142,11 @@ def _check_words(entry: Any, where: str, known: dict[str, Op]) -> None:
         raise UsageError(f"{where}: there is an op '{entry.name}' already")
     if entry.kind not in KINDS:
         raise unknown("kind", entry.kind, KINDS, f"{where}, op '{entry.name}'")
+
+
+def _check_numbers(entry: Op, where: str) -> None:
+    from autograd_conformance.ops.trial import problem
+
+    found = problem(entry, bound())
+    if found:
+        raise UsageError(f"{where}, op '{entry.name}': {found}")

@@ -63,7 +63,7 @@ def problem(op: Op, names: Mapping[str, Any]) -> str:
 def _asked(what: str, call: Callable[[], Any]) -> Any:
     try:
         return call()
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - whatever the user's rule raises is told to the user
         raise _Broken(f"{what} raises {type(error).__name__}: {str(error).partition(chr(10))[0]}") from None
 
 

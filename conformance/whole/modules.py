@@ -84,12 +84,13 @@ def _made(author: Author, d: Dials, size: int) -> Layer:
         f"w{name}, b{name} = {inner}.weight, {inner}.bias",
         f"with torch.no_grad(): w{name}.copy_({weight_source}), b{name}.copy_({bias_source})",
     ]
-    tensors = [
-        author.state.leaf(f"{stem}{name}", (d.key + 61 * i) % 256, values, author.dtype, requires_grad=True)
-        for i, (stem, values) in enumerate((("w", weight), ("b", bias)), 1)
-    ]
+    made = Layer(
+        name,
+        author.state.leaf(f"w{name}", (d.key + 61) % 256, weight, author.dtype, requires_grad=True),
+        author.state.leaf(f"b{name}", (d.key + 122) % 256, bias, author.dtype, requires_grad=True),
+        bent,
+    )
     author.say("\n".join(lines), "module").claim = "module.params-require-grad"
-    made = Layer(name, *tensors, bent)
     author.layers.append(made)
     return made
 

@@ -25,7 +25,9 @@ def backward(author: Author, d: Dials) -> None:
     if d.r % 8 == 7:
         inputs = author.pick(d.z, lambda t: t.leaf and not t.cut and all(_reached(author, root, t) for root in roots))
     summed = len(roots) == 1 and d.p % 8 == 5 and state.recording
-    seeds = [("", np.ones(roots[0].shape))] if summed else [_seed(author, root, d.p + i) for i, root in enumerate(roots)]
+    seeds = (
+        [("", np.ones(roots[0].shape))] if summed else [_seed(author, root, d.p + i) for i, root in enumerate(roots)]
+    )
     retain = d.x >= 128
     swept = sweep(
         state,
@@ -53,7 +55,9 @@ def backward_from(author: Author, root: Tensor, *, retain: bool) -> None:
     """The sum of a tensor that no pass has seen yet, differentiated."""
     swept = sweep(author.state, [(author.state.read(root), np.ones(root.shape))])
     verdict, why = _verdict(author, swept)
-    told = _pass(author, f"{root.name}.sum().backward({'retain_graph=True' if retain else ''})", "backward", verdict, why)
+    told = _pass(
+        author, f"{root.name}.sum().backward({'retain_graph=True' if retain else ''})", "backward", verdict, why
+    )
     _after(author, told, swept, verdict, retain=retain)
 
 
@@ -186,12 +190,7 @@ def _after(
 ) -> None:
     """What a pass leaves behind."""
     if verdict != "never":
-        for node in swept.executed:
-            node.unsure = True
-        for t, _ in (*swept.arrived.values(), *swept.kept.values()):
-            t.grad = UNKNOWN
-        for called in (*swept.called, *_after_hooks(swept), *_of_functions(swept)):
-            called.unsure = True
+        _forget(swept)
         return
     derived = any(node.derived for node in swept.executed)
     for node in swept.executed:
@@ -211,6 +210,16 @@ def _after(
     _grads(author, told, swept)
     if not derived:
         _notes(author, told, swept)
+
+
+def _forget(swept: Swept) -> None:
+    """Nobody can say what a pass has done that raised, or may have."""
+    for node in swept.executed:
+        node.unsure = True
+    for t, _ in (*swept.arrived.values(), *swept.kept.values()):
+        t.grad = UNKNOWN
+    for called in (*swept.called, *_after_hooks(swept), *_of_functions(swept)):
+        called.unsure = True
 
 
 def _of_functions(swept: Swept) -> list[Hook]:

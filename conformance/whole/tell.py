@@ -187,7 +187,7 @@ _OFF = (
     "with torch.no_grad(), torch.enable_grad(), torch.set_grad_enabled(False):",
 )
 _LEFT = "try:\n    with {}:\n{{}}\n        raise KeyError\nexcept KeyError:\n    pass"
-_OFF += (_LEFT.format("torch.no_grad()"), _LEFT.format("torch.set_grad_enabled(False)"))
+_HEADS_OFF = (*_OFF, _LEFT.format("torch.no_grad()"), _LEFT.format("torch.set_grad_enabled(False)"))
 _ON = ("with torch.no_grad(), torch.enable_grad():", "with torch.no_grad(), torch.set_grad_enabled(True):")
 
 
@@ -198,7 +198,7 @@ def mode_of(author: Author, d: Dials) -> tuple[str, bool]:
         return "", recording
     if d.flags < 232:
         author.whole.features.add("mode block")
-        return _OFF[d.r % len(_OFF)], False
+        return _HEADS_OFF[d.r % len(_HEADS_OFF)], False
     author.whole.features.update(("mode block", "nested modes"))
     return _ON[d.r % len(_ON)], True
 
