@@ -30,6 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code: 0 as expected, 1 not, 2 usage, 3 the run failed, 5 nothing ran."""
     options, rest = _parser().parse_known_args(arguments)
     try:
+        _add_ops(getattr(options, "ops", ()))
         if rest and options.command != "run":
             raise unknown("argument", rest[0], ("--help",))
         code: int = options.call(options, rest)
@@ -37,6 +38,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"autograd-conformance: {error}", file=sys.stderr)
         return 2
     return code
+
+
+def _add_ops(modules: Sequence[str]) -> None:
+    if modules:
+        from autograd_conformance.ops.added import load
+
+        load(modules)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -53,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--setup", default="", metavar="PYTHON", help="a line of Python that makes a device known to torch"
     )
+    reporting.takes_ops(run)
     run.add_argument("--profile", default="default", help="smoke, default or thorough")
     run.add_argument("--seed", default="0", metavar="N", help="seed of the programs")
     run.add_argument(
@@ -83,6 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_argument("file", metavar="FILE", help="a program as JSON, or '-' for standard input")
     replay.add_argument("--device", default="cpu")
     replay.add_argument("--setup", default="", metavar="PYTHON", help="a line of Python that makes the device known")
+    reporting.takes_ops(replay)
     replay.set_defaults(call=_replay)
 
     seeds = commands.add_parser("seeds", help="show what two notes of 2017 taught, and the claims that check it")
@@ -148,7 +158,7 @@ def _command(
     command += [f"--conformance-profile={options.profile}", f"--conformance-seed={options.seed}"]
     command += [f"--conformance-device={name}" for name in (options.device if part is None else part)]
     command += [f"--conformance-setup={options.setup}"] if options.setup else []
-    for name in ("claims", "expectations"):
+    for name in ("claims", "expectations", "ops"):
         command += [f"--conformance-{name}={value}" for value in getattr(options, name)]
     return [*command, "-n", options.workers, *rest]
 

@@ -16,6 +16,7 @@ from autograd_conformance import __version__
 from autograd_conformance.claims import is_whole
 from autograd_conformance.engine import Engine
 from autograd_conformance.journal import read_json, slug
+from autograd_conformance.ops.added import loaded
 from autograd_conformance.settle import ended
 from autograd_conformance.verdicts import Result, Run, Verdict
 
@@ -83,7 +84,8 @@ def _about(session: Session, target: dict[str, Any]) -> dict[str, Any]:
         "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
         "platform": platform.platform(),
         "python": sys.version.split()[0],
-        "test_suite": {"name": "autograd-conformance", "version": __version__},
+        "test_suite": {"name": "autograd-conformance", "version": __version__}
+        | ({"ops": loaded()} if loaded() else {}),
         "execution_target": target,
         "torch": {"version": _version("torch")},
         "packages": {name: _version(name) for name in PACKAGES},

@@ -255,7 +255,7 @@ class Case:
     def _packed_decides(self, due: PassDue) -> bool | None:
         """Must raise if a node that runs again packed a tensor, or one whose tensor was written since did."""
         packed, storage = self._saved.packed, self._saved.storage
-        if any(node.at in packed for node in due.again):
+        if any(node.at in packed and node.op.reads_saved for node in due.again):
             return True
         statements = self.program.statements
         unsure = bool(due.again)

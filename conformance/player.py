@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from autograd_conformance.ops.added import bound
 from autograd_conformance.runner import Runner, modes, numbers, quiet, restore
 from autograd_conformance.scene import Check, Item, Line, Script
 
@@ -63,7 +64,7 @@ class _Player:
 
     def __init__(self, device: str) -> None:
         self.runner = Runner(device, values=False)  # only probes read numbers
-        self.names: dict[str, Any] = {"torch": torch, "__name__": "script"}
+        self.names: dict[str, Any] = {"torch": torch, "__name__": "script", **bound()}
         self.runner.live = self.names
         self.played = Played()
 

@@ -29,6 +29,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="DEVICE",
         help="judge this device (repeatable; default: all)",
     )
+    add(
+        "--conformance-ops",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="add the ops of this module to the programs (repeatable)",
+    )
     add("--conformance-setup", default="", metavar="PYTHON", help="a line of Python that makes a device known to torch")
     add("--conformance-profile", default="default", metavar="NAME", help="smoke, default or thorough")
     add("--conformance-seed", type=int, default=0, metavar="N", help="seed of the programs (default: 0)")
@@ -55,6 +62,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Check what was asked for; a mistake is one line and exit code 2."""
     options = config.option
+    if options.conformance_ops:
+        _add_ops(options.conformance_ops)
     if options.conformance_baseline and not hasattr(config, "workerinput"):
         _check_baseline(config)
     asked = options.conformance_device or options.conformance_claims or options.conformance_expectations
@@ -62,6 +71,17 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput") or not (asked or options.conformance_profile != "default"):
         return
     _session(config).check_request()
+
+
+def _add_ops(modules: list[str]) -> None:
+    """The op table has to be whole before any claim is collected, in every process."""
+    from autograd_conformance.errors import UsageError
+    from autograd_conformance.ops.added import load
+
+    try:
+        load(modules)
+    except UsageError as error:
+        pytest.exit(str(error), returncode=2)
 
 
 def _check_baseline(config: pytest.Config) -> None:

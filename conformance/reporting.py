@@ -16,16 +16,25 @@ if TYPE_CHECKING:
     from autograd_conformance.verdicts import Run
 
 
+def takes_ops(command: argparse.ArgumentParser) -> None:
+    """Give a command the option that adds the ops of a module to the table."""
+    command.add_argument(
+        "--ops", action="append", default=[], metavar="MODULE", help="add the ops of this module (repeatable)"
+    )
+
+
 def add(commands: Any) -> None:
     """Add the commands to the parser."""
     report = commands.add_parser("report", help="make page, summary, badge and scripts again from a report.json")
     report.add_argument("file", metavar="FILE", help="the report.json")
     report.add_argument("--out", default="conformance-report", metavar="DIR", help="where they go")
+    takes_ops(report)
     report.set_defaults(call=_report)
 
     merge = commands.add_parser("merge", help="put reports of several devices, machines or versions together")
     merge.add_argument("files", nargs="+", metavar="FILE", help="a report.json")
     merge.add_argument("--out", default="conformance-report", metavar="DIR", help="where the report goes")
+    takes_ops(merge)
     merge.set_defaults(call=_merge)
 
     diff = commands.add_parser("diff", help="compare two reports; exit code 1 if something is newly broken")
@@ -74,8 +83,12 @@ def _merge(options: argparse.Namespace, _: list[str]) -> int:
 
 
 def _write(run: Run, claims: Mapping[str, Claim], directory: str) -> int:
+    from autograd_conformance.ops.added import loaded
     from autograd_conformance.reports.folder import write
 
+    missing = [name for name in run.about["test_suite"].get("ops", ()) if name not in loaded()]
+    if missing:
+        raise UsageError(f"the programs of the report use ops of {missing[0]}: add --ops {missing[0]}")
     try:
         paths = write(run, claims, directory)
     except OSError as error:

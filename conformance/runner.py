@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from autograd_conformance.ops import OPS
+from autograd_conformance.ops.added import bound
 from autograd_conformance.program import (
     REWRAPS,
     Apply,
@@ -61,7 +62,7 @@ def call_of(op_name: str, count: int, params: tuple[str, ...]) -> Callable[..., 
     names = [f"x{i}" for i in range(count)] if op.arity < 0 else list("abc"[:count])
     body = op.source(names, {name: name for name in params})
     # the source is the op table's own text
-    call: Callable[..., Any] = eval(f"lambda {', '.join((*names, *params))}: {body}", {"torch": torch})  # noqa: S307
+    call: Callable[..., Any] = eval(f"lambda {', '.join((*names, *params))}: {body}", {"torch": torch, **bound()})  # noqa: S307
     return call
 
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from autograd_conformance.algebra import Differentiable, Traced, gradient
+from autograd_conformance.ops import ADDED
 from autograd_conformance.oracle import predict
 from autograd_conformance.paper import Array, Due, Noise, Paper
 from autograd_conformance.program import Apply, Constant, Leaf, Statement
@@ -106,6 +107,12 @@ class Stage:
         """
         if not condition:
             raise Unfit
+
+    @property
+    def added(self) -> bool:
+        """Does the graph contain ops that users added? Some claims promise more of torch's own."""
+        names = {op.name for op in ADDED}
+        return any(isinstance(s, Apply) and s.op in names for s in self.scene.graph)
 
     def name(self, stem: str) -> str:
         """A name that nothing in the script has: the stem, and a number from the second one on."""

@@ -320,6 +320,7 @@ def _independent(s: Stage, x: Paper) -> None:
 @scene("numeric.forward-reverse-dual")
 def test_forward_reverse_dual(s: Stage) -> None:
     """u times the tangent along v is v times the gradient for u; levels do not nest, and tangents end with them."""
+    s.require(not s.added)  # whose formulas are for backward
     program = _plain_program(s)
     due = predict(program, s.noise)
     leaves = [due.tensors[t.name] for t in program if isinstance(t, Leaf) and t.requires_grad]

@@ -6,6 +6,7 @@ import ast
 import builtins
 import re
 
+from autograd_conformance.ops.added import imports
 from autograd_conformance.program import Program
 from autograd_conformance.reports.statements import line_source, statement_source
 from autograd_conformance.reports.text import labelled
@@ -23,7 +24,7 @@ _FAR = "seen is None or seen.shape != due.shape or not torch.allclose(seen, due,
 def program_source(program: Program, device: str = "cpu") -> str:
     """The whole program: ``import torch``, then one statement a line."""
     lines = [line_source(index, statement, device) for index, statement in enumerate(program)]
-    return "\n".join(["import torch", "", *lines, ""])
+    return "\n".join(["import torch", *imports(lines), "", *lines, ""])
 
 
 def repro(example: Counterexample, sentence: str, source: str, device: str = "cpu", setup: str = "") -> str:
@@ -39,7 +40,8 @@ def repro(example: Counterexample, sentence: str, source: str, device: str = "cp
     """
     violation = example.violation
     statements = _lines(example.program, device)
-    lines = [*_header(example, sentence, source, device), "", "import torch", *([setup] if setup else []), ""]
+    brought = [*imports(statements), *([setup] if setup else [])]
+    lines = [*_header(example, sentence, source, device), "", "import torch", *brought, ""]
     for index, statement in enumerate(statements[: violation.at]):
         lines += _guarded(statement, index in example.raised)
     lines += [violation.before] if violation.before else []

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
 
-from autograd_conformance.ops import FLOATS, LIMIT, MOST_DIMS, OPS, TABLE, Op
+from autograd_conformance.ops import ADDED, FLOATS, LIMIT, MOST_DIMS, OPS, TABLE, Op
 from autograd_conformance.program import Apply, DetachInPlace, Rewrap, SetRequiresGrad, Shape, Statement
 from autograd_conformance.strategies.payload import Pool, Sketch, Slot
 
@@ -38,9 +38,19 @@ _WEIGHT = {"add": 3, "mul": 3, "stack": 2, "where": 4, "to_float32": 2, "to_floa
            "mv": 2, "dot": 3, "mm": 3, "prod_dim": 6, "pow": 2, "atan2": 1, "log": 2, "sqrt": 2, "rsqrt": 2, "norm": 3, "reciprocal": 2, "gather": 2, "var": 2, "index_select": 2, "tril": 2, "permute": 2, "transpose": 2}  # fmt: skip
 
 
-@lru_cache(maxsize=8)
 def choices(group: int) -> tuple[Op, ...]:
-    """The ops of a swarm group, each as often as its weight; simplest first."""
+    """The ops of a swarm group, each as often as its weight; simplest first.
+
+    What users add is in every group, and is every third op.
+    """
+    ops = _choices(group)
+    if not ADDED:
+        return ops
+    return ops + tuple(ADDED) * max(1, len(ops) // (2 * len(ADDED)))
+
+
+@lru_cache(maxsize=8)
+def _choices(group: int) -> tuple[Op, ...]:
     kinds = _GROUPS[group]
     return tuple(op for op in TABLE if op.kind in kinds for _ in range(_WEIGHT.get(op.name, 1)))
 
@@ -142,7 +152,8 @@ def _try_op(pool: Pool, slot: Slot, op: Op, name: str) -> Apply | None:
         return None  # a cast to the dtype that it has returns the tensor itself
     ranges = [(s.low, s.high) for s in operands]
     shapes = [s.shape for s in operands]
-    if not op.domain(ranges) or (op.name in _CHOOSING and operands[0].tied):
+    chooses = op.name in _CHOOSING or op.kind == "kinked"
+    if not op.domain(ranges) or (chooses and any(s.tied for s in operands)):
         return None
     params = op.params(shapes, slot.p, slot.q)
     if params is None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import statistics
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,11 +18,14 @@ from planted import apart, exit_code
 
 from autograd_conformance.claims import register
 from autograd_conformance.devices import discover
-from autograd_conformance.faults.words import plant
+from autograd_conformance.faults import mixtures
+from autograd_conformance.faults.words import FAULTS, Fault, plant
 from autograd_conformance.reports.script import program_source, repro
 from autograd_conformance.scene import Scene, parse
 from autograd_conformance.verdicts import Counterexample
 from autograd_conformance.whole import family
+from autograd_conformance.whole.play import play
+from autograd_conformance.whole.readings import READINGS, Reading
 from autograd_conformance.whole.words import Whole
 
 torch.set_num_threads(1)
@@ -44,13 +49,18 @@ FLOORS = {
     "grad": 0.15,
     "del": 0.20,
     "flag": 0.10,
+    "module": 0.20,
+    "inference": 0.20,
+    "node hook": 0.15,
+    "multi-grad hook": 0.05,
+    "interrupted": 0.03,
 }
 
 
 @cache
-def programs() -> list[tuple[Scene, Whole]]:
+def programs(count: int = 200) -> list[tuple[Scene, Whole]]:
     """The first programs of the family."""
-    return [(scene, family.written(scene, CPU)) for scene in family.drawn(200, 0)]
+    return [(scene, family.written(scene, CPU)) for scene in family.drawn(count, 0)]
 
 
 def test_programs_contain_everything() -> None:
@@ -107,12 +117,12 @@ def test_a_printed_program_is_a_script() -> None:
     assert program_source(scene.graph) == "import torch\n\n"
 
 
-def _first(name: str) -> tuple[str, int, str]:
+def _first(name: str, count: int = 200) -> tuple[str, int, str]:
     """Under a fault: the claim of the first difference, the size of its smallest program, and the script."""
     torch.set_num_threads(1)
     plant(name)
     with np.errstate(all="ignore"):
-        for scene, _ in programs():
+        for scene, _ in programs(count):
             _, found = family.examined(scene, CPU)
             if found:
                 small, _ = family.small(scene, CPU, found[0])
@@ -140,3 +150,56 @@ def test_a_fault_is_made_small_and_given_its_claim(fault: str, claim: str, tmp_p
     script = tmp_path / "repro.py"
     script.write_text(text)
     assert (apart(exit_code, str(script)), apart(exit_code, str(script), fault)) == (0, 1)
+
+
+MIXTURES = [FAULTS[name] for name in re.findall(r"fault\(\s+\"([a-z-]+)\"", Path(mixtures.__file__).read_text())]
+
+
+@pytest.mark.parametrize("fault", MIXTURES, ids=lambda fault: fault.name)
+def test_what_shows_only_where_things_meet_is_found(fault: Fault, tmp_path: Path) -> None:
+    """Within as many programs as a run has, under a rightful claim, with a script that tells fault from health."""
+    programs(300)
+    named, size, text = apart(_first, fault.name, 300)
+    assert named in fault.claims
+    assert size <= 12
+    script = tmp_path / "repro.py"
+    script.write_text(text)
+    assert (apart(exit_code, str(script)), apart(exit_code, str(script), fault.name)) == (0, 1)
+
+
+# --- other readings ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("read", [r for r in READINGS if r], ids=lambda read: read.__name__)
+def test_other_readings_come_to_the_same(read: Reading) -> None:
+    """Whatever the program, all that is due of it is due of its readings; most programs have each."""
+    others = [other for _, whole in programs() if (other := read(whole)) is not None]
+    assert len(others) > 100
+    assert not [found for other in others for found in play(other, "cpu", values=True)]
+    assert not torch.is_anomaly_enabled()
+
+
+@pytest.mark.parametrize(
+    ("fault", "claim"),
+    [
+        ("strided-unpacked-by-memory", "saved.identity-neutral"),
+        ("checkpoint-cuts-beside-a-hook", "checkpoint.same-gradients"),
+    ],
+)
+def test_a_fault_of_a_reading_is_found(fault: str, claim: str) -> None:
+    """Only the other reading of a program is wrong."""
+    assert apart(_of_readings, fault) == {claim}
+
+
+def _of_readings(name: str) -> set[str]:
+    wholes = [whole for _, whole in programs(300)]
+    plant(name)
+    return {other.reading for whole in wholes for read in READINGS if read and (other := read(whole)) and play(other, "cpu", values=True)}
+
+
+def test_programs_in_threads_do_not_meet() -> None:
+    """Independent programs on four threads at once come out as they do one after the other."""
+    wholes = [whole for _, whole in programs()]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda whole: play(whole, "cpu", values=True), wholes))
+    assert not [violation for several in found for violation in several]

@@ -784,7 +784,7 @@ def _capitals() -> None:
 # --- nodes ------------------------------------------------------------------------------------------------------------
 
 
-def _wrap_node(edit: Callable[[Any, str, Call], Call | None]) -> None:
+def wrap_node(edit: Callable[[Any, str, Call], Call | None]) -> None:
     """Let ``edit(node, name of the method, hook)`` stand for hooks that are registered on the nodes of results."""
     real: Any = torch._C.TensorBase.grad_fn
 
@@ -844,7 +844,7 @@ def _node_ignored() -> None:
 
         return look if name == "register_hook" else hook
 
-    _wrap_node(edit)
+    wrap_node(edit)
 
 
 @fault(
@@ -872,7 +872,7 @@ def _pre_scalars() -> None:
 
         return maybe if name == "register_prehook" else hook
 
-    _wrap_node(edit)
+    wrap_node(edit)
 
 
 # --- modules ----------------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """The op table: what programs are made of."""
 
+from autograd_conformance.ops.added import ADDED
 from autograd_conformance.ops.binary import ARITHMETIC, CONTRACTIONS
 from autograd_conformance.ops.entry import FLOATS, LIMIT, Op
 from autograd_conformance.ops.reductions import REDUCTIONS
@@ -11,5 +12,6 @@ TABLE: tuple[Op, ...] = (
     *ARITHMETIC, *SMOOTH, *VIEWS, *REDUCTIONS, *CONTRACTIONS, *JOINS, *SEVERAL, *INDEXING, *KINKED, *CONSTANTS, *CASTS,
 )  # fmt: skip
 OPS: dict[str, Op] = {op.name: op for op in TABLE}
+"""The table by name, and what users have added to it."""
 
-__all__ = ["FLOATS", "LIMIT", "MOST_DIMS", "MOST_OUTPUTS", "OPS", "TABLE", "Op"]
+__all__ = ["ADDED", "FLOATS", "LIMIT", "MOST_DIMS", "MOST_OUTPUTS", "OPS", "TABLE", "Op"]

@@ -45,6 +45,7 @@ class Op:
         bounds: range of the result from ranges of the operands and the number of terms summed.
         domain: ranges of operands for which the op is smooth and finite.
         hands_on: backward may pass on the incoming gradient, or a view of it, without a copy.
+        reads_saved: backward reads whatever the op saved, so that it notices what became of it.
 
     """
 
@@ -63,6 +64,7 @@ class Op:
     bounds: Callable[[Sequence[Range], int], Range]
     domain: Callable[[Sequence[Range]], bool]
     hands_on: bool = False
+    reads_saved: bool = True
 
     @cached_property
     def differentiable(self) -> bool:

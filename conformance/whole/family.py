@@ -14,8 +14,9 @@ from autograd_conformance.scene import Scene
 from autograd_conformance.stage import DeviceLike
 from autograd_conformance.strategies.drawing import draw
 from autograd_conformance.verdicts import Violation
-from autograd_conformance.whole.moves import MOVES
+from autograd_conformance.whole.moves import THEMES
 from autograd_conformance.whole.play import Packing, play
+from autograd_conformance.whole.readings import reading
 from autograd_conformance.whole.tell import DIALS, LEAVES, SLOT, Author
 from autograd_conformance.whole.words import Told, Whole
 
@@ -27,6 +28,7 @@ _BLAMED: tuple[tuple[str, str], ...] = (
     ("checkpoint", "checkpoint.same-gradients"),
     ("function", "function.acts-as-op"),
     ("second", "create-graph.second-order"),
+    ("module", "module.split-equals-fused"),
     ("hook", "hook.return-replaces"),
     ("retain_grad", "retain-grad.does-not-disturb"),
     ("write on a view", "inplace.view-rebase"),
@@ -39,7 +41,10 @@ _BLAMED: tuple[tuple[str, str], ...] = (
     ("mode", "no-grad.later-use"),
     ("detach", "detach.cuts"),
 )
+_READING = 6  # the dial that chooses another reading
+_PASSES = ("backward", "grad", "second")
 CHAIN_RULE = "backward.chain-rule"
+_GENERAL = ("", "agrad.equals-backward", "create-graph.same-values")  # what else the program does may be at fault
 CLAIMS = frozenset(
     (
         *(claim for _, claim in _BLAMED), CHAIN_RULE, "requires-grad.propagates-any", "requires-grad.propagates-none",
@@ -48,8 +53,12 @@ CLAIMS = frozenset(
         "detach.never-requires-grad", "detach.storage-shared", "no-grad.outputs", "no-grad.nesting-restores",
         "inplace.leaf-error", "inplace.version-counter", "inplace.saved-modified-error", "free.second-backward-error",
         "agrad.equals-backward", "agrad.frees-executed-part", "create-graph.same-values", "hook.fires-once-with-total",
-        "hook.post-accumulate", "hook.observer-is-neutral", "hook.remove", "hook.needs-requires-grad",
-        "optim.sgd-formula", "optim.step-untracked",
+        "hook.post-accumulate", "hook.observer-is-neutral", "hook.remove", "hook.needs-requires-grad", "hook.node-hooks", "hook.multi-grad",
+        "function.non-differentiable-and-materialize", "function.mark-dirty",
+        "inference.outputs", "inference.save-error", "inference.inplace-outside-error", "inference.requires-grad-error",
+        "inference.clone-rescues", "inference.normal-inplace-tracked",
+        "saved.identity-neutral", "anomaly.nan-detection", "optim.sgd-formula", "optim.step-untracked", "optim.zero-grad-own-only", "module.output-requires-grad",
+        "module.params-require-grad", "module.split-equals-fused", "module.zero-grad-default-none",
     )
 )  # fmt: skip
 """The claims that whole programs say something about."""
@@ -65,7 +74,7 @@ def written(scene: Scene, device: DeviceLike) -> Whole:
     """The program that the dials describe."""
     wide = "float64" if device.has("float64") else "float32"
     with np.errstate(all="ignore"):
-        return Author(scene.dials, Packing(device.name), device.name, wide).write(MOVES)
+        return Author(scene.dials, Packing(device.name), device.name, wide).write(THEMES)
 
 
 def printed(scene: Scene, whole: Whole) -> Scene:
@@ -75,21 +84,53 @@ def printed(scene: Scene, whole: Whole) -> Scene:
 
 
 def examined(scene: Scene, device: DeviceLike) -> tuple[Whole, list[Violation]]:
-    """Run a program: what it says, and what differs after the first line where anything does."""
+    """Run a program, and perhaps another reading of it: what it says, and what differs after the first line where anything does."""
     whole = written(scene, device)
-    found = play(whole, device.name, values=device.has("values"))
-    return whole, [v if v.claim else replace(v, claim=blamed(whole.lines[: v.at + 1])) for v in found]
+    values = device.has("values")
+    found = play(whole, device.name, values=values)
+    if found:
+        return whole, [blamed(whole, v, device) if v.claim in _GENERAL else v for v in found]
+    other = reading(whole, scene.dials[_READING] if scene.dials else 0)
+    if other is None:
+        return whole, []
+    return other, [replace(v, claim=other.reading) for v in play(other, device.name, values=values)]
 
 
-def blamed(lines: Sequence[Told]) -> str:
-    """The claim that a wrong gradient breaks, judged by what a small program is made of."""
+def blamed(whole: Whole, violation: Violation, device: DeviceLike) -> Violation:
+    """A wrong gradient with the claim that it breaks, judged by what a small program is made of.
+
+    What has a twin that does the same without it is at fault only if the program with the twin is right.
+    """
+    lines = whole.lines[: violation.at + 1]
+    if any(told.raises != "never" for told in lines[:-1] if told.what in _PASSES):
+        return replace(violation, claim=violation.claim or CHAIN_RULE)  # what a pass that raised left behind
+    kinds = _kinds(lines)
+    claim = next((claim for kind, claim in _BLAMED if kind in kinds and _at_fault(whole, lines, kind, device)), "")
+    return replace(violation, claim=claim or violation.claim or CHAIN_RULE)
+
+
+def _kinds(lines: Sequence[Told]) -> set[str]:
+    """What a program contains."""
     kinds = {told.what for told in lines}
     passes = [told.text for told in lines if told.what == "backward"]
     kinds.update({"again"} if len(passes) > 1 else ())
     kinds.update({"inputs"} if any("inputs=" in text for text in passes) else ())
     kinds.update({"roots"} if any(text.startswith("torch.autograd.backward([") for text in passes) else ())
     kinds.update({"write on a view"} if any("write on a view" in told.features for told in lines) else ())
-    return next((claim for kind, claim in _BLAMED if kind in kinds), CHAIN_RULE)
+    return kinds
+
+
+def _at_fault(whole: Whole, lines: Sequence[Told], kind: str, device: DeviceLike) -> bool:
+    """Is all right once the statements of this kind are exchanged for their twins?"""
+    twins = [told for told in lines if told.what == kind and told.bare]
+    if not twins:
+        return True
+    rows = [_twin(told) if told in twins else replace(told, plain=told.plain[:1]) for told in lines]
+    return not play(replace(whole, lines=rows), device.name, values=device.has("values"))
+
+
+def _twin(told: Told) -> Told:
+    return replace(told, text=told.bare, plain=told.plain[:1])
 
 
 def counted(whole: Whole, until: int | None = None) -> dict[str, int]:
@@ -98,7 +139,8 @@ def counted(whole: Whole, until: int | None = None) -> dict[str, int]:
     backwards = 0
     for told in whole.lines[:until]:
         backwards += told.what == "backward"
-        claims = [told.claim] if told.claim and told.raises != "may" else []
+        claims = [whole.reading] if whole.reading and told.numbers else []
+        claims += [told.claim] if told.claim and told.raises != "may" else []
         claims += [number.claim or _evidence(number.due, backwards) for number in told.numbers]
         claims += [plain.claim for plain in told.plain[1:]]
         for claim in claims:

@@ -24,7 +24,10 @@ def backward(author: Author, d: Dials) -> None:
     inputs = None
     if d.r % 8 == 7:
         inputs = author.pick(d.z, lambda t: t.leaf and not t.cut and all(_reached(author, root, t) for root in roots))
-    seeds = [_seed(author, root, d.p + i) for i, root in enumerate(roots)]
+    summed = len(roots) == 1 and d.p % 8 == 5 and state.recording
+    seeds = (
+        [("", np.ones(roots[0].shape))] if summed else [_seed(author, root, d.p + i) for i, root in enumerate(roots)]
+    )
     retain = d.x >= 128
     swept = sweep(
         state,
@@ -34,10 +37,102 @@ def backward(author: Author, d: Dials) -> None:
     options = [f"inputs=[{inputs.name}]"] if inputs else []
     options += ["retain_graph=True"] if retain else []
     call = _call(roots, [text for text, _ in seeds], options)
+    if summed:  # the gradient that starts backward is one number, expanded
+        call = call.replace(".backward", ".sum().backward")
+    if d.flags % 16 == 6:
+        _interrupted(author, d, call, swept)
+        return
+    watched = _watched_together(author, d, roots) if d.flags % 8 == 5 else []
+    log = author.name("log") if watched else ""
     verdict, why = _verdict(author, swept)
-    told = _pass(author, call, "backward", verdict, why)
-    told.claim = "free.second-backward-error" if why == "freed" else "inplace.saved-modified-error"
+    told = _pass(author, _within_multi_hook(call, watched, log) if watched else call, "backward", verdict, why)
     _after(author, told, swept, verdict, retain=retain, asked=inputs)
+    if watched and verdict == "never" and not any(node.derived for node in swept.executed):
+        _multi_notes(author, told, swept, watched, log)
+
+
+def backward_from(author: Author, root: Tensor, *, retain: bool) -> None:
+    """The sum of a tensor that no pass has seen yet, differentiated."""
+    swept = sweep(author.state, [(author.state.read(root), np.ones(root.shape))])
+    verdict, why = _verdict(author, swept)
+    told = _pass(
+        author, f"{root.name}.sum().backward({'retain_graph=True' if retain else ''})", "backward", verdict, why
+    )
+    _after(author, told, swept, verdict, retain=retain)
+
+
+def _interrupted(author: Author, d: Dials, call: str, swept: Swept) -> None:
+    """A pass that a hook ends by raising: the error comes out as it is, and nobody knows what has been done until then."""
+    if _verdict(author, swept)[0] != "never" or any(node.derived for node in swept.executed):
+        raise Skip
+    t = author.pick(d.z, lambda t: t.requires_grad and t.size > 0 and not t.sibling and _is_plain(author, swept, t))
+    log = author.name("log")
+    lines = [
+        f"{log} = []",
+        f"handle = {t.name}.register_hook(lambda g: {log}.append(1) or 1 / 0)",
+        "try:",
+        f"    {call}",
+        "except ZeroDivisionError:",
+        f"    {log}.append(2)",
+        "finally:",
+        "    handle.remove()",
+    ]
+    told = author.say("\n".join(lines), "backward")
+    author.whole.features.add("interrupted")
+    told.plain.append(Plainly(log, [1, 2], "hook.fires-once-with-total", "the hook runs once, and its error comes out"))
+    _after(author, told, swept, "may", retain=True)
+
+
+def _is_plain(author: Author, swept: Swept, t: Tensor) -> bool:
+    """Does a gradient surely reach the tensor as it is now?"""
+    return t.base is None and not (t.viewed or t.cut) and _noted(author, swept, t) is not None
+
+
+def _watched_together(author: Author, d: Dials, roots: Sequence[Tensor]) -> list[Tensor]:
+    """Two or three tensors for one hook, none of them a root: see docs/findings.md."""
+
+    def fits(t: Tensor) -> bool:
+        return t.requires_grad and t.size > 0 and not (t.sibling or t.cut or t.viewed or t.base) and t not in roots
+
+    found = [t for t in author.state.live.values() if fits(t)]
+    start = d.z % max(1, len(found))
+    chosen = [*found[start:], *found[:start]][: 2 + d.r % 2]
+    return chosen if len(chosen) > 1 else []
+
+
+def _within_multi_hook(call: str, watched: Sequence[Tensor], log: str) -> str:
+    """A pass with a hook on several tensors, which goes afterwards whatever comes of the pass."""
+    names = ", ".join(t.name for t in watched)
+    note = f"lambda gs: {log}.append([g if g is None else g.clone() for g in gs])"
+    return "\n".join(
+        [
+            f"{log} = []",
+            f"handle = torch.autograd.graph.register_multi_grad_hook(({names}), {note})",
+            "try:",
+            f"    {call}",
+            "finally:",
+            "    handle.remove()",
+        ]
+    )
+
+
+def _multi_notes(author: Author, told: Told, swept: Swept, watched: Sequence[Tensor], log: str) -> None:
+    """The hook ran once, with the gradients that were computed."""
+    given = [_noted(author, swept, t) for t in watched]
+    claim = "hook.multi-grad"
+    author.whole.features.add("multi-grad hook")
+    calls = int(any(g is not None for g in given))
+    told.plain.append(Plainly(f"len({log})", calls, claim, "once in a pass that reaches any of its tensors"))
+    for i, (t, g) in enumerate(zip(watched, given, strict=True)):
+        if calls:
+            due = None if g is None else np.asarray(g)
+            told.numbers.append(Numbers(f"{log}[-1][{i}]", due, claim, f"the gradient of {t.name}", swept.size))
+
+
+def _noted(author: Author, swept: Swept, t: Tensor) -> Any:
+    """What reached a tensor in a pass; None if nothing did."""
+    values = t.sources if t.leaf else [author.state.read(t)]
+    return next((swept.noted[id(value)] for value in values if id(value) in swept.noted), None)
 
 
 def _call(roots: Sequence[Tensor], seeds: Sequence[str], options: Sequence[str]) -> str:
@@ -82,9 +177,10 @@ def _pass(author: Author, call: str, what: str, verdict: Any, why: str) -> Told:
     told.raises = verdict
     if verdict == "must":
         author.whole.features.add("error")
-        told.because = {
-            "freed": "an earlier pass freed tensors that this one needs",
-            "written": "a tensor that this pass needs was written since it was saved",
+        freed = "agrad.frees-executed-part" if what == "grad" else "free.second-backward-error"
+        told.claim, told.because = {
+            "freed": (freed, "an earlier pass freed tensors that this one needs"),
+            "written": ("inplace.saved-modified-error", "a tensor that this pass needs was written since it was saved"),
         }[why]
     return told
 
@@ -94,25 +190,40 @@ def _after(
 ) -> None:
     """What a pass leaves behind."""
     if verdict != "never":
-        for node in swept.executed:
-            node.unsure = True
-        for t, _ in (*swept.arrived.values(), *swept.kept.values()):
-            t.grad = UNKNOWN
-        for called in (*swept.called, *_after_hooks(swept)):
-            called.unsure = True
+        _forget(swept)
         return
     derived = any(node.derived for node in swept.executed)
     for node in swept.executed:
         if derived and not retain:
             node.unsure = True  # which of the first pass's nodes the derivative goes through, is the formulas' business
         node.freed = node.freed or not retain
-    for called in (*swept.called, *_after_hooks(swept)):
+    for called in (*swept.called, *_after_hooks(swept), *_of_functions(swept)):
         called.calls += 1
+        called.unsure = called.unsure or derived
     if derived:  # and so is which tensors it passes on its way
         for _, _, known in author.hooks:
             known.unsure = True
+        for t in author.state.live.values():
+            if t.retains and not t.leaf:
+                t.grad = UNKNOWN
     _collect(swept, asked)
     _grads(author, told, swept)
+    if not derived:
+        _notes(author, told, swept)
+
+
+def _forget(swept: Swept) -> None:
+    """Nobody can say what a pass has done that raised, or may have."""
+    for node in swept.executed:
+        node.unsure = True
+    for t, _ in (*swept.arrived.values(), *swept.kept.values()):
+        t.grad = UNKNOWN
+    for called in (*swept.called, *_after_hooks(swept), *_of_functions(swept)):
+        called.unsure = True
+
+
+def _of_functions(swept: Swept) -> list[Hook]:
+    return [node.notes for node in swept.executed if node.notes is not None]
 
 
 def _after_hooks(swept: Swept) -> list[Hook]:
@@ -131,19 +242,44 @@ def _collect(swept: Swept, asked: Tensor | None) -> None:
 
 
 def _grads(author: Author, told: Told, swept: Swept) -> None:
-    """Every .grad after a pass, and how often hooks ran."""
-    live = author.state.live
-    for t in live.values():
+    """Every .grad after a pass."""
+    for t in author.state.live.values():
         if not (t.leaf or t.retains) or t.grad is UNKNOWN:
             continue
         claim = "retain-grad.populates" if t.retains and not t.leaf else ""
         due = None if t.grad is None else np.asarray(t.grad)
         why = f"what passes gave to {t.name} so far" if due is not None else f"no pass reached {t.name}"
         told.numbers.append(Numbers(f"{t.name}.grad", due, claim, why, swept.size, grad_of=t.name))
+
+
+_HOOK_CLAIMS = {"tensor": "hook.fires-once-with-total", "after": "hook.post-accumulate", "node": "hook.node-hooks"}
+
+
+def _notes(author: Author, told: Told, swept: Swept) -> None:
+    """How often hooks ran, and what they got the last time."""
+    called = {id(known) for known in (*swept.called, *_after_hooks(swept))}
     for _, t, known in author.hooks:
+        claim, of = _HOOK_CLAIMS[known.kind], f"{t.name}{'.grad_fn' if known.kind == 'node' else ''}"
         if not known.unsure:
-            claim = "hook.post-accumulate" if known.after else "hook.fires-once-with-total"
-            told.plain.append(Plainly(f"len({known.log})", known.calls, claim, f"a hook of {t.name} counts its calls"))
+            told.plain.append(Plainly(f"len({known.log})", known.calls, claim, f"a hook of {of} counts its calls"))
+        if id(known) not in called:
+            continue
+        due = t.grad if known.after else swept.given[id(known)]
+        if due is not UNKNOWN and due is not None:
+            of_grad = t.name if known.after else ""
+            why = f"what a hook of {of} gets"
+            told.numbers.append(Numbers(f"{known.log}[-1]", np.asarray(due), claim, why, swept.size, of_grad))
+    for node in swept.executed:
+        if node.notes is not None and not node.notes.unsure:
+            _function_notes(told, swept, node, node.notes)
+
+
+def _function_notes(told: Told, swept: Swept, node: Node, notes: Hook) -> None:
+    """What the backward of a custom Function has written down."""
+    told.plain.append(Plainly(f"len({notes.log})", notes.calls, "function.acts-as-op", "backward runs once in a pass"))
+    silent = tuple(out is not None and id(out) not in swept.reached for out in node.outs)
+    why = "None for an output that gets no gradient"
+    told.plain.append(Plainly(f"{notes.log}[-1]", silent, "function.non-differentiable-and-materialize", why))
 
 
 def grad(author: Author, d: Dials) -> None:
@@ -165,7 +301,6 @@ def grad(author: Author, d: Dials) -> None:
     listed = ", ".join(t.name for t in inputs)
     call = f"{name} = torch.autograd.grad({', '.join([root.name, f'[{listed}]', *options])})"
     told = _pass(author, call, "grad", verdict, why)
-    told.claim = "agrad.frees-executed-part" if why == "freed" else "inplace.saved-modified-error"
     for t, _ in swept.kept.values():
         t.grad = UNKNOWN
     if verdict == "never":
@@ -240,7 +375,6 @@ def second(author: Author, d: Dials) -> None:
         verdict,
         why,
     )
-    told.claim = "free.second-backward-error" if why == "freed" else "inplace.saved-modified-error"
     author.whole.features.add("higher order")
     for t, _ in swept.kept.values():
         t.grad = UNKNOWN

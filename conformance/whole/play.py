@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from autograd_conformance.ops.added import bound
 from autograd_conformance.player import code, probe
 from autograd_conformance.runner import modes, quiet, readable, restore, storage_of
 from autograd_conformance.verdicts import Violation
 from autograd_conformance.whole.state import Tensor
-from autograd_conformance.whole.words import Flags, Numbers, Told, Whole
+from autograd_conformance.whole.words import Flags, Numbers, Plainly, Told, Whole
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -37,7 +38,7 @@ def _packed(source: str, operands: tuple[tuple[tuple[int, ...], str, bool], ...]
         seen.add(storage_of(t))
         return t
 
-    names: dict[str, Any] = {"torch": torch}
+    names: dict[str, Any] = {"torch": torch, **bound()}
     for i, (shape, dtype, tracked) in enumerate(operands):
         leaf = torch.ones(shape, dtype=_DTYPES[dtype], device=device, requires_grad=tracked)
         names[f"x{i}"] = leaf + 0.0  # no leaf, for it may be written
@@ -56,18 +57,20 @@ def play(whole: Whole, device: str, *, values: bool) -> list[Violation]:
     with quiet():
         player = _Player(device, whole.narrow, values=values)
         found: list[Violation] = []
-        for at, told in enumerate(whole.lines):
-            found = list(player.line(at, told))
-            if found or player.lost:
-                break
-        player.leave()
+        try:
+            for at, told in enumerate(whole.lines):
+                found = list(player.line(at, told))
+                if found or player.lost:
+                    break
+        finally:
+            player.leave()
     restore(before)
     return found
 
 
 class _Player:
     def __init__(self, device: str, narrow: bool, *, values: bool) -> None:
-        self.names: dict[str, Any] = {"torch": torch, "__name__": "script"}
+        self.names: dict[str, Any] = {"torch": torch, "__name__": "script", **bound()}
         self.device, self.values = device, values
         self.tolerance = 1e-3 if narrow else 1e-7
         self.versions: dict[str, int] = {}
@@ -85,6 +88,8 @@ class _Player:
         except Exception as raised:  # noqa: BLE001 - whatever torch raises is an observation
             error = raised.with_traceback(None)
         yield from _raised(at, told, error)
+        for plain in told.plain[:1]:  # the mode, whatever has happened
+            yield from self._plain(at, plain)
         yield from self._flags(at, told)
         yield from self._versions(at, told)
         if self.values:
@@ -92,10 +97,13 @@ class _Player:
         for number in told.numbers:
             if error is None and number.grad_of not in self.shared:
                 yield from self._number(at, number)
-        for plain in told.plain:
-            seen = eval(probe(plain.probe), self.names)  # noqa: S307 - as above
-            if seen != plain.due and error is None:
-                yield _differs(at, plain.claim, plain.probe, plain.due, seen, plain.because)
+        for plain in told.plain[1:] if error is None else ():
+            yield from self._plain(at, plain)
+
+    def _plain(self, at: int, due: Plainly) -> Iterator[Violation]:
+        seen = self._see(due.probe)
+        if seen != due.due:
+            yield _differs(at, due.claim, due.probe, due.due, seen, due.because)
 
     def _flags(self, at: int, told: Told) -> Iterator[Violation]:
         for name, due in told.flags.items():
@@ -118,7 +126,7 @@ class _Player:
     def _versions(self, at: int, told: Told) -> Iterator[Violation]:
         for name in told.flags:
             t = self.names.get(name)
-            if not isinstance(t, torch.Tensor):
+            if not isinstance(t, torch.Tensor) or t.is_inference():  # which has no version
                 continue
             now, before = t._version, self.versions.get(name)
             self.versions[name] = now
@@ -153,10 +161,16 @@ class _Player:
             if len(group) > 1:
                 self.shared.update(name for name in group if name)
 
+    def _see(self, text: str) -> Any:
+        try:
+            return eval(probe(text), self.names)  # noqa: S307 - as above
+        except Exception as error:  # noqa: BLE001 - a probe that raises has seen something
+            return error.with_traceback(None)
+
     def _number(self, at: int, due: Numbers) -> Iterator[Violation]:
-        seen = eval(probe(due.probe), self.names)  # noqa: S307 - as above
-        if due.due is None or seen is None:
-            if (due.due is None) != (seen is None):
+        seen = self._see(due.probe)
+        if due.due is None or not isinstance(seen, torch.Tensor):
+            if due.due is not None or seen is not None:
                 yield Violation(
                     due.claim, at, due.probe, _literal(due.due), _literal(seen), "close", 1e-6, because=due.because
                 )
@@ -171,7 +185,9 @@ class _Player:
             )
 
     def leave(self) -> None:
-        """Break cycles."""
+        """Leave the block around the program, and break cycles."""
+        if "around" in self.names:
+            self.names["around"].__exit__(None, None, None)
         for value in self.names.values():
             if isinstance(value, torch.Tensor) and value.is_leaf:
                 value.grad = None

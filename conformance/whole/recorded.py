@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from autograd_conformance.algebra import Traced, next_order, traced_op
-from autograd_conformance.ops import OPS, Op
+from autograd_conformance.ops import ADDED, OPS, Op
 from autograd_conformance.program import Apply
 from autograd_conformance.reverse import outputs
-from autograd_conformance.whole.state import Tensor
+from autograd_conformance.whole.state import Node, Tensor
 from autograd_conformance.whole.tell import LARGEST, Author, Dials, Skip, mode_of, usable
 
 # Ops whose result hangs on ties or on where the memory lies; those that do nothing to a copy; and int results.
@@ -37,31 +37,18 @@ _ORDER = (
     "contraction",
     "index",
 )
-
-
-PRODUCT = """class Product(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, y):
-        ctx.save_for_backward(x, y)
-        return x * y
-
-    @staticmethod
-    def backward(ctx, g):
-        x, y = ctx.saved_tensors
-        return g * y, g * x"""
+_A_VIEW = -(-256 * _ORDER.index("view") // len(_ORDER))  # the byte that picks one
 
 
 def apply(author: Author, d: Dials) -> None:
     """An op of the table."""
-    kind = _ORDER[d.x * len(_ORDER) // 256]
-    table = _TABLE[kind]
-    op = table[d.q % len(table)]
+    op = _chosen(d)
     tensors = _operands(author, op, d)
     params = op.params([t.shape for t in tensors], d.p, d.r)
     if params is None or not usable(op, tensors):
         raise Skip
     head, recording = mode_of(author, d)
-    view = kind == "view" or op.name in SPLITS
+    view = op.kind == "view" or op.name in SPLITS
     if view and (not recording or (tensors[0].cut and tensors[0].requires_grad) or _watched(tensors[0])):
         raise Skip  # views under no_grad: docs/not-promised.md
     tracked = recording and any(t.requires_grad for t in tensors)
@@ -74,11 +61,28 @@ def apply(author: Author, d: Dials) -> None:
     else:
         made = _make_results(author, d, op, tensors, params, names, tracked)
     told = author.say(call, "view" if view else "op", head)
+    if not (head or view):
+        author.read.append((told, [(t.name, t.memory, t.memory.version) for t in tensors]))
+    author.whole.features.update([f"op {op.name}"] if op in ADDED else [])
     told.claim = "requires-grad.propagates-any" if tracked else "requires-grad.propagates-none"
     if not recording and any(t.requires_grad for t in tensors):
         told.claim = "no-grad.outputs"
     for t in made:
         author.shows(told, t, "requires-grad.value-independent", f"the value of {op.name}")
+
+
+def look(author: Author, d: Dials) -> None:
+    """A view."""
+    apply(author, d._replace(x=_A_VIEW))
+
+
+def _chosen(d: Dials) -> Op:
+    """An op of the table; every third is one that users add, if there are any."""
+    smooth = [op for op in ADDED if op.kind != "kinked"]
+    if smooth and (d.x + d.q) % 3 == 0:
+        return smooth[d.q // 3 % len(smooth)]
+    table = _TABLE[_ORDER[d.x * len(_ORDER) // 256]]
+    return table[d.q % len(table)]
 
 
 def _watched(t: Tensor) -> bool:
@@ -110,7 +114,7 @@ def _make_views(
         made.append(author.state.view(name, (d.key + 31 * i) % 256, source, whole, writable=writable))
         author.state.read(made[-1])
         made[-1].sibling = op.name in SPLITS
-    _node(author, first, next_order(), [source], made, [], source.requires_grad)
+    noted(author, first, next_order(), [source], made, [], source.requires_grad)
     return made
 
 
@@ -135,11 +139,15 @@ def _make_results(
         for i, (name, value) in enumerate(zip(names, values, strict=True))
     ]
     packs = author.packs(f"out = {op.source([f'x{i}' for i in range(len(tensors))], params)}", tensors)
-    _node(author, first, last, tensors, made, packs, tracked)
+    node = noted(author, first, last, tensors, made, packs, tracked)
+    if node is not None:
+        node.vague = not op.reads_saved
+    for t in made:
+        t.sibling = len(made) > 1
     return made
 
 
-def _node(
+def noted(
     author: Author,
     first: int,
     last: int,
@@ -147,58 +155,65 @@ def _node(
     made: Sequence[Tensor],
     packs: Sequence[str],
     tracked: bool,
-) -> None:
+) -> Node | None:
+    """Note a statement with its operands, its results and what it saves; if it is recorded, as a node."""
     for t in tensors:
         t.memory.used = True
     if not tracked:
-        return
+        return None
     slots = {f"in{i}": t.memory for i, t in enumerate(tensors)} | {f"out{i}": t.memory for i, t in enumerate(made)}
     touched = [t.memory for t in (*tensors, *made)]
-    author.state.record(len(author.whole.lines), first, last, touched, [slots[name] for name in packs if name in slots])
+    packed = [slots[name] for name in packs if name in slots]
+    return author.state.record(len(author.whole.lines), first, last, touched, packed)
 
 
-def product(author: Author, d: Dials) -> None:
-    """A custom Function beside its twin, the product."""
-    x = author.pick(d.y, lambda t: True)
-    y = author.pick(d.z, lambda t: t.shape == x.shape)
-    if author.counts.get("Product", 0) == 0:
-        author.name("Product")
-        author.say(PRODUCT, "function")
-    head, recording = mode_of(author, d)
-    tracked = recording and (x.requires_grad or y.requires_grad)
-    parents = [author.state.read(t) for t in (x, y)]
-    first = next_order()
-    value = traced_op("mul", *parents)
-    if np.max(np.abs(value.value), initial=0.0) > LARGEST:
-        raise Skip
-    name = author.name("t")
-    made = author.state.result(name, d.key, value, author.dtype, tracked=tracked)
-    _node(author, first, next_order(), [x, y], [made], ["in0", "in1"], tracked)
-    told = author.say(f"{name} = Product.apply({x.name}, {y.name})", "function", head)
-    told.claim = "function.acts-as-op"
-    author.shows(told, made, "function.acts-as-op", "the value of the product")
+# What a checkpoint runs and on what, the same without a checkpoint, and the same on paper.
+_REGIONS: tuple[tuple[str, str, Callable[..., Traced]], ...] = (
+    ("torch.sin, {x}", "{x}.sin()", lambda x: traced_op("sin", x)),
+    ("torch.tanh, {x}", "{x}.tanh()", lambda x: traced_op("tanh", x)),
+    ("lambda u: (u * 2.0).mul_(u), {x}", "{x} * 2.0 * {x}", lambda x: x * 2.0 * x),
+    (
+        "lambda u: checkpoint(torch.sin, u * 2.0, use_reentrant=False), {x}",
+        "({x} * 2.0).sin()",
+        lambda x: traced_op("sin", x * 2.0),
+    ),
+    ("lambda u, v: (u * v).tanh(), {x}, {y}", "({x} * {y}).tanh()", lambda x, y: traced_op("tanh", x * y)),
+    ("lambda u, v: u * v + u, {x}, {y}", "{x} * {y} + {x}", lambda x, y: x * y + x),
+    ("lambda u, v={y}: u.sin() * v, {x}", "{x}.sin() * {y}", lambda x, y: traced_op("sin", x) * y),
+)
 
 
 def checkpointed(author: Author, d: Dials) -> None:
-    """An op in a checkpoint."""
-    x = author.pick(d.y, lambda t: True)
-    op = OPS[("sin", "tanh", "sigmoid", "cos")[d.q % 4]]
-    parents = [author.state.read(x)]
+    """A few ops in a checkpoint."""
+    text, bare, region = _REGIONS[d.q % len(_REGIONS)]
+    x = _perhaps_watched(author, d)
+    operands = [x, *([author.pick(d.z, lambda t: t.shape == x.shape)] if "{y}" in text else [])]
+    parents = [author.state.read(t) for t in operands]
+    first = next_order()
+    value = region(*parents)
+    last = next_order()
+    if np.max(np.abs(value.value), initial=0.0) > LARGEST:
+        raise Skip
     if author.counts.get("checkpoint", 0) == 0:
         author.name("checkpoint")
         author.say("from torch.utils.checkpoint import checkpoint", "import")
-    tracked = author.state.recording and x.requires_grad
-    first = next_order()
-    value = traced_op(op.name, *parents)
-    name = author.name("t")
-    made = author.state.result(name, d.key, value, author.dtype, tracked=tracked)
-    x.memory.used = True
-    if tracked:
-        node = author.state.record(len(author.whole.lines), first, next_order(), [x.memory, made.memory], [])
+    tracked = author.state.recording and any(t.requires_grad for t in operands)
+    made = author.state.result(author.name("t"), d.key, value, author.dtype, tracked=tracked)
+    node = noted(author, first, last, operands, [made], [], tracked)
+    if node is not None:
         node.vague = True
-    told = author.say(f"{name} = checkpoint(torch.{op.name}, {x.name}, use_reentrant=False)", "checkpoint")
-    told.claim = "checkpoint.same-gradients"
-    author.shows(told, made, "checkpoint.same-gradients", f"the value of {op.name}")
+    run = text.format(x=x.name, y=operands[-1].name)
+    told = author.say(f"{made.name} = checkpoint({run}, use_reentrant=False)", "checkpoint")
+    told.claim, told.bare = "checkpoint.same-gradients", f"{made.name} = {bare.format(x=x.name, y=operands[-1].name)}"
+    author.shows(told, made, "checkpoint.same-gradients", "the value of the region")
+
+
+def _perhaps_watched(author: Author, d: Dials) -> Tensor:
+    """A tensor with hooks if there is one, half of the time."""
+    try:
+        return author.pick(d.y, lambda t: d.p % 2 == 0 or bool(t.hooks))
+    except Skip:
+        return author.pick(d.y, lambda _: True)
 
 
 def detach(author: Author, d: Dials) -> None:

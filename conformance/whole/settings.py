@@ -49,31 +49,60 @@ def forget(author: Author, d: Dials) -> None:
 
 
 def hook(author: Author, d: Dials) -> None:
-    """A tensor hook, a post-accumulate-grad hook, or the removal of one."""
-    if d.q % 5 == 4 and author.hooks:
-        handle, t, known = author.hooks.pop(d.x % len(author.hooks))
-        t.hooks.remove(known)
+    """A hook of a tensor, one that runs after accumulation, one of a node, or the removal of one."""
+    if d.q % 7 == 4 and author.hooks:
+        handle, _, known = author.hooks.pop(d.x % len(author.hooks))
+        known.home.remove(known)
         author.say(f"{handle}.remove()", "hook").claim = "hook.remove"
         return
+    if d.q % 7 in (2, 5):
+        _node_hook(author, d)
+        return
     t = author.pick(d.y, _can_be_watched)
-    log, handle = author.name("log"), author.name("handle")
     if not t.requires_grad:
         text = f"{t.name}.register_hook(lambda g: None)"
         author.refused(text, "hook", "hook.needs-requires-grad", f"{t.name} does not require grad")
         return
-    after = d.q % 5 == 3 and t.leaf
-    factor = (2.0, -1.0, 0.5)[d.p % 3] if d.q % 5 == 1 and not after else None
-    result = f"g * {factor}" if factor else "None"
+    log, handle = author.name("log"), author.name("handle")
+    after = d.q % 7 == 3 and t.leaf
+    factor = (2.0, -1.0, 0.5)[d.p % 3] if d.q % 7 == 1 and not after else None
     if after:
-        text = f"{log} = []\n{handle} = {t.name}.register_post_accumulate_grad_hook(lambda p: {log}.append(1))"
+        call = f"register_post_accumulate_grad_hook(lambda p: {log}.append(p.grad.clone()))"
     else:
-        body = f"({log}.append(1), {result})[1]"
-        text = f"{log} = []\n{handle} = {t.name}.register_hook(lambda g: {body})"
-    made = Hook(log, factor, after)
-    t.hooks.append(made)
-    author.hooks.append((handle, t, made))
+        call = f"register_hook(lambda g: {log}.append(g.clone()){f' or g * {factor}' if factor else ''})"
+    made = Hook(log, factor, "after" if after else "tensor", t.hooks)
+    _hang(author, t, made, handle, f"{t.name}.{call}")
     _watch(author, t)
-    author.say(text, "hook").claim = "hook.return-replaces" if factor else "hook.observer-is-neutral"
+    author.whole.lines[-1].claim = "hook.return-replaces" if factor else "hook.observer-is-neutral"
+
+
+def _hang(author: Author, t: Tensor, made: Hook, handle: str, call: str) -> None:
+    made.home.append(made)
+    author.hooks.append((handle, t, made))
+    author.say(f"{made.log} = []\n{handle} = {call}", "hook")
+
+
+def _node_hook(author: Author, d: Dials) -> None:
+    """A hook before or behind the node that made a tensor."""
+    t = author.pick(d.y, lambda t: _has_plain_node(author, t))
+    log, handle = author.name("log"), author.name("handle")
+    reading = author.state.read(t)
+    author.state.kept.append(reading)
+    made = Hook(log, kind="node", home=author.state.hooked.setdefault(id(reading), []))
+    before = d.p % 2 == 0
+    call = f"register_prehook(lambda gs: {log}.append(gs[0].clone()))"
+    call = call if before else f"register_hook(lambda _, gs: {log}.append(gs[0].clone()))"
+    _hang(author, t, made, handle, f"{t.name}.grad_fn.{call}")
+    author.whole.lines[-1].claim = "hook.observer-is-neutral"
+    author.whole.features.add("node hook")
+
+
+def _has_plain_node(author: Author, t: Tensor) -> bool:
+    """Is its grad_fn the node of the statement that made its value, with this output alone?"""
+    if t.leaf or t.base is not None or t.sibling or t.memory.hidden or not t.size:
+        return False
+    node = author.state.node_of(author.state.read(t))
+    return node is not None and not (node.vague or node.derived)
 
 
 def _can_be_watched(t: Tensor) -> bool:

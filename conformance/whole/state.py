@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -34,18 +34,35 @@ class Memory:
     split: bool = False  # it has views that a write leaves in a state that nobody promises
     used: bool = False  # an op has read it
     hidden: bool = False  # its base is itself a view of a tensor that has no name
+    owner: Tensor | None = None  # the leaf that gets the gradient of what is here, even if its name is gone
     hooked: bool = False  # some tensor here has hooks or retains its gradient: which value they belong to matters
 
 
 @dataclass(eq=False, slots=True)
 class Hook:
-    """A hook that counts its calls in a list of the script; a tensor hook may scale the gradient."""
+    """A hook that notes what it gets in a list of the script; a tensor hook may scale the gradient.
+
+    Attributes:
+        log: the list.
+        factor: what a tensor hook multiplies the gradient by.
+        kind: a hook of a tensor, one that runs after the gradient was accumulated, or one of a node.
+        home: where the model keeps it, and takes it away from when it is removed.
+        calls: how often it has run.
+        unsure: nobody can say how often.
+
+    """
 
     log: str
     factor: float | None = None
-    after: bool = False  # it runs after the gradient was accumulated
+    kind: Literal["tensor", "after", "node"] = "tensor"
+    home: list[Hook] = field(default_factory=list)
     calls: int = 0
     unsure: bool = False
+
+    @property
+    def after(self) -> bool:
+        """Does it run after the gradient was accumulated?"""
+        return self.kind == "after"
 
 
 @dataclass(eq=False, slots=True)
@@ -78,6 +95,7 @@ class Tensor:
     reading: Traced | None = None
     read_at: int = -1
     viewed: bool = False
+    inference: bool = False  # made in inference mode
     sibling: bool = False  # one of several outputs of an op: what hooks of an output that is not used do, is open
 
     @property
@@ -109,6 +127,8 @@ class Node:
         packs: those of them that torch saves for its backward.
         vague: nothing is known of what it saves, so running it twice, or after a write, may raise or not.
         derived: it is the backward of other nodes, recorded by create_graph.
+        outs: of a custom Function, its outputs; None stands for one whose gradient is never None.
+        notes: of a custom Function, the list of the script in which backward notes what it gets, and its calls so far.
 
     """
 
@@ -121,6 +141,8 @@ class Node:
     derived: bool = False
     freed: bool = False
     unsure: bool = False
+    outs: list[Traced | None] = field(default_factory=list)
+    notes: Hook | None = None
 
 
 class State:
@@ -131,6 +153,7 @@ class State:
         self.nodes: list[Node] = []
         self.owners: dict[int, Tensor] = {}
         self.watched: dict[int, Tensor] = {}
+        self.hooked: dict[int, list[Hook]] = {}
         self.kept: list[Traced] = []
         self.recording = True
 
@@ -147,6 +170,7 @@ class State:
     def own(self, t: Tensor) -> None:
         """Gradients that reach what the memory holds now belong to this leaf."""
         if t.requires_grad and t.leaf and not t.cut:
+            t.memory.owner = t
             t.sources.append(t.memory.value)
             self.owners[id(t.memory.value)] = t
 
@@ -231,9 +255,8 @@ class State:
                     other.requires_grad, other.leaf = True, False
         else:
             memory.value = Traced(whole.value)
-            for other in self.aliases(memory):
-                if other.base is None and not other.cut:
-                    self.own(other)
+            if memory.owner is not None:
+                self.own(memory.owner)
 
     # --- nodes ----------------------------------------------------------------------------------------------------
 

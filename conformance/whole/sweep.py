@@ -21,6 +21,9 @@ class Swept:
         kept: what each tensor that retains its gradient gets.
         captured: what reaches the values that were asked for.
         called: hooks that run, once for each time.
+        given: what each hook gets, by its id.
+        noted: what reaches the values that somebody looks at, after their hooks.
+        reached: ids of all values that a gradient reaches.
         executed: statements whose nodes run.
         size: the largest number that turned up, the measure of rounding.
 
@@ -30,6 +33,9 @@ class Swept:
     kept: dict[str, tuple[Tensor, Array]] = field(default_factory=dict)
     captured: dict[int, Any] = field(default_factory=dict)
     called: list[Hook] = field(default_factory=list)
+    given: dict[int, Any] = field(default_factory=dict)
+    noted: dict[int, Any] = field(default_factory=dict)
+    reached: set[int] = field(default_factory=set)
     executed: list[Node] = field(default_factory=list)
     size: float = 1e-3
 
@@ -59,7 +65,7 @@ def sweep(
             known = totals.get(owner)
             totals[owner] = (value, g if known is None else known[1] + g)
             continue
-        g = _seen(state, swept, value, g)
+        g = swept.noted[id(value)] = _seen(state, swept, value, g)
         if targets is not None and id(value) in targets:
             swept.captured[id(value)] = g
         on_path = {id(parent) for parent in value.parents if parent in path}
@@ -68,14 +74,18 @@ def sweep(
         node = state.node_of(value)
         if node is not None:
             nodes[id(node)] = node
+        for hook in state.hooked.get(id(value), ()):
+            _call(swept, hook, g)
         for parent, part in zip(value.parents, value.pull(algebra, g), strict=True):
             if id(parent) in on_path and part is not None:
                 inbox[id(parent)] = inbox[id(parent)] + part if id(parent) in inbox else part
     swept.executed = list(nodes.values())
+    swept.reached = set(inbox)
     for owner, (value, g) in totals.items():
         total = _hooked(swept, owner, g)
         swept.arrived[owner.name] = (owner, total)
         swept.captured[id(value)] = total
+        swept.noted.update({id(source): total for source in owner.sources})
     return swept
 
 
@@ -95,9 +105,14 @@ def _hooked(swept: Swept, t: Tensor, g: Any) -> Any:
     _measure(swept, g)
     for hook in t.hooks:
         if not hook.after:
-            swept.called.append(hook)
+            _call(swept, hook, g)
             g = g if hook.factor is None else g * hook.factor
     return g
+
+
+def _call(swept: Swept, hook: Hook, g: Any) -> None:
+    swept.called.append(hook)
+    swept.given[id(hook)] = g.value if isinstance(g, Traced) else g
 
 
 def _measure(swept: Swept, g: Any) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from autograd_conformance.ops import Op
 from autograd_conformance.program import Constant, Layout, Leaf
 from autograd_conformance.reports.statements import constant_source, statement_source
 from autograd_conformance.strategies.leaves import SIZES, numbers
-from autograd_conformance.whole.state import Hook, Packs, State, Tensor
+from autograd_conformance.whole.state import UNKNOWN, Hook, Memory, Packs, State, Tensor
 from autograd_conformance.whole.words import Flags, Numbers, Plainly, Told, Whole
 
 SLOT, LEAVES, STEPS = 8, 3, 27
@@ -58,6 +58,9 @@ class Author:
         self.state, self.whole = State(), Whole()
         self.counts: dict[str, int] = {}
         self.hooks: list[tuple[str, Tensor, Hook]] = []
+        self.read: list[tuple[Told, list[tuple[str, Memory, int]]]] = []
+        self.layers: list[Any] = []
+        self.optimizers: list[Any] = []
         self.dtype = wide
 
     # --- dials ----------------------------------------------------------------------------------------------------
@@ -75,6 +78,8 @@ class Author:
     def pick(self, reference: int, fits: Callable[[Tensor], bool]) -> Tensor:
         """The first tensor at or after a reference on the ring of keys that fits; low references try the newest first.
 
+        Tensors that were made in inference mode are left out: few statements may do anything with them.
+
         Raises:
             Skip: none does.
 
@@ -82,15 +87,16 @@ class Author:
         tensors = list(self.state.live.values())
         ordered = tensors[::-1] if reference < 80 else sorted(tensors, key=lambda t: (t.key < reference, t.key))
         for t in ordered:
-            if fits(t):
+            if not t.inference and fits(t):
                 return t
         raise Skip
 
     # --- the program ----------------------------------------------------------------------------------------------
 
-    def write(self, moves: Sequence[Callable[[Author, Dials], None]]) -> Whole:
-        """All slots in order."""
+    def write(self, themes: Sequence[Sequence[Callable[[Author, Dials], None]]]) -> Whole:
+        """All slots in order; the first says of which theme."""
         base = self.slot(0)
+        moves = themes[base.kind % len(themes)]
         self.dtype = "float32" if base.flags >= 208 else self.wide
         self.whole.narrow = self.dtype == "float32"
         for i in range(LEAVES):
@@ -107,13 +113,14 @@ class Author:
         if not self.state.recording:
             self.state.recording = True
             self.say("torch.set_grad_enabled(True)", "mode")
+        for told, operands in self.read:
+            if all(memory.version == version for _, memory, version in operands):
+                told.reads = tuple(dict.fromkeys(name for name, *_ in operands))
         return self.whole
 
     def say(self, text: str, what: str, head: str = "") -> Told:
         """Add a line, in a block if there is a head, and what every tensor must look like after it."""
-        if head:
-            text = "\n".join([head, *(f"    {line}" for line in text.splitlines())])
-        told = Told(text, what, flags={t.name: flags_of(t) for t in self.state.live.values()})
+        told = Told(within(head, text), what, flags={t.name: flags_of(t) for t in self.state.live.values()})
         told.plain.append(
             Plainly("torch.is_grad_enabled()", self.state.recording, "no-grad.nesting-restores", "the mode out here")
         )
@@ -132,6 +139,16 @@ class Author:
         """The numbers of a tensor are due."""
         size = float(np.max(np.abs(t.values), initial=1e-3))
         told.numbers.append(Numbers(t.name, t.values, claim, because, size))
+
+    def shows_grad(self, told: Told, t: Tensor, claim: str, because: str) -> None:
+        """Its ``.grad`` is due, if anybody knows it."""
+        if t.grad is not UNKNOWN:
+            told.numbers.append(Numbers(f"{t.name}.grad", t.grad, claim, because, 1.0, t.name))
+
+    @property
+    def on(self) -> str:
+        """What a call that makes a tensor says of the device; empty for cpu."""
+        return "" if self.device == "cpu" else f", device={self.device!r}"
 
     def constant(self, shape: tuple[int, ...], seed: int) -> tuple[str, np.ndarray]:
         """The source of a constant tensor of exact numbers, and the numbers."""
@@ -156,12 +173,21 @@ class Author:
         self.say(statement_source(leaf, self.device), "leaf")
 
 
+def within(head: str, text: str) -> str:
+    """Lines in a block, if there is a head."""
+    if "{}" in head:
+        return head.format("\n".join(f"        {line}" for line in text.splitlines()))
+    return "\n".join([head, *(f"    {line}" for line in text.splitlines())]) if head else text
+
+
 _OFF = (
     "with torch.no_grad():",
     "with torch.set_grad_enabled(False):",
     "with torch.enable_grad(), torch.no_grad():",
     "with torch.no_grad(), torch.enable_grad(), torch.set_grad_enabled(False):",
 )
+_LEFT = "try:\n    with {}:\n{{}}\n        raise KeyError\nexcept KeyError:\n    pass"
+_HEADS_OFF = (*_OFF, _LEFT.format("torch.no_grad()"), _LEFT.format("torch.set_grad_enabled(False)"))
 _ON = ("with torch.no_grad(), torch.enable_grad():", "with torch.no_grad(), torch.set_grad_enabled(True):")
 
 
@@ -172,7 +198,7 @@ def mode_of(author: Author, d: Dials) -> tuple[str, bool]:
         return "", recording
     if d.flags < 232:
         author.whole.features.add("mode block")
-        return _OFF[d.r % len(_OFF)], False
+        return _HEADS_OFF[d.r % len(_HEADS_OFF)], False
     author.whole.features.update(("mode block", "nested modes"))
     return _ON[d.r % len(_ON)], True
 

@@ -49,6 +49,8 @@ class Told:
         wrote: names of tensors whose version it raises.
         shares: two names that must look at the same memory.
         cleared: tensors whose ``.grad`` is new from here on.
+        reads: operands of an op whose memory nobody writes to.
+        bare: lines that do the same without what the statement is about, where there are such.
 
     """
 
@@ -64,12 +66,15 @@ class Told:
     wrote: tuple[str, ...] = ()
     shares: tuple[str, str] | None = None
     cleared: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
+    bare: str = ""
 
 
 @dataclass(slots=True)
 class Whole:
-    """A whole program and what it contains."""
+    """A whole program and what it contains; of another reading, the claim that it comes to the same."""
 
     lines: list[Told] = field(default_factory=list)
     features: set[str] = field(default_factory=set)
     narrow: bool = False
+    reading: str = ""

@@ -32,13 +32,15 @@ _WRITES: tuple[tuple[str, str, Edit], ...] = (
 def write(author: Author, d: Dials) -> None:
     """An in-place op."""
     what, text, edit = _WRITES[d.x * len(_WRITES) // 256]
-    x = author.pick(d.y, lambda t: t.writable and t.size > 0 and not (t.memory.hooked or t.memory.split))
+    x = _target(author, d)
     binary = "{y}" in text
     if what.startswith("index") and not (x.shape and x.shape[0]):
         raise Skip
     shape = x.shape[1:] if what.startswith("index") else x.shape
     y = author.pick(d.z, lambda t: t.memory is not x.memory and _fills(t.shape, shape)) if binary else None
     head, recording = mode_of(author, d)
+    if not recording and head and d.p % 3 == 2:
+        head, recording = "with torch.inference_mode():", False
     source = text.format(x=x.name, y=y.name if y else "")
     owner = x.base or x
     if recording and owner.requires_grad and owner.leaf and not x.cut:
@@ -49,6 +51,18 @@ def write(author: Author, d: Dials) -> None:
     if not _can_write(x, owner, tracked):
         raise Skip
     _write(author, x, y, (what, text, edit), head, tracked=tracked)
+
+
+def _target(author: Author, d: Dials) -> Tensor:
+    """A view if there is one, half of the time."""
+
+    def fits(t: Tensor) -> bool:
+        return t.writable and t.size > 0 and not (t.memory.hooked or t.memory.split)
+
+    try:
+        return author.pick(d.y, lambda t: fits(t) and (d.r % 2 == 0 or (t.base is not None and not t.cut)))
+    except Skip:
+        return author.pick(d.y, fits)
 
 
 def _fills(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
