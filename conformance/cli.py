@@ -110,7 +110,7 @@ def _run(options: argparse.Namespace, rest: list[str]) -> int:
     whole = Whole(found, report, work, options.claims)
     try:
         for folder, part in parts(found, work):
-            target = report if whole.single else folder / "report"
+            target = report if whole.single else folder.with_name(f"{folder.name}-report")  # the folder itself goes
             code = _supervised(_command(options, rest, target, folder, part))
             if code == 2:
                 return code
