@@ -43,7 +43,13 @@ def close(session: Session) -> Run:
     families = [engine.collected(*pair) for pair in pairs]
     complete = is_whole(claim for claim, *_ in rows)
     run = Run(
-        about=_about(session, found["target"]),
+        about=about(
+            session.profile.name,
+            session.seed,
+            found["target"],
+            wall=time.time() - session.started,
+            cpu=sum(read_json(path) or 0.0 for path in session.work.glob("cpu-*.json")),
+        ),
         devices={plain["name"]: plain for plain in found["devices"]},
         families=[family.to_plain() for family in families],
         results=results,
@@ -91,8 +97,8 @@ def _notes(families: Iterable[Any]) -> Iterable[str]:
             yield f"{where}: in {count} programs {change}"
 
 
-def _about(session: Session, target: dict[str, Any]) -> dict[str, Any]:
-    seconds = sum(read_json(path) or 0.0 for path in session.work.glob("cpu-*.json"))
+def about(profile: str, seed: int, target: dict[str, Any], *, wall: float, cpu: float) -> dict[str, Any]:
+    """What a report says of the run as a whole."""
     return {
         "name": "torch",
         "version": _version("torch"),
@@ -103,11 +109,11 @@ def _about(session: Session, target: dict[str, Any]) -> dict[str, Any]:
         "execution_target": target,
         "torch": {"version": _version("torch")},
         "packages": {name: _version(name) for name in PACKAGES},
-        "profile": session.profile.name,
-        "seed": session.seed,
+        "profile": profile,
+        "seed": seed,
         "threads": 1,
-        "wall_seconds": round(time.time() - session.started, 1),
-        "cpu_seconds": round(seconds, 1),
+        "wall_seconds": round(wall, 1),
+        "cpu_seconds": round(cpu, 1),
     }
 
 

@@ -23,8 +23,8 @@ class Patience:
     is kept until the program is over; the second acts at once.
     """
 
-    def __init__(self, last_words: Path, seconds: float = HANG) -> None:
-        self.last_words, self.seconds = last_words, seconds
+    def __init__(self, last_words: Path, seconds: float = 0.0) -> None:
+        self.last_words, self.seconds = last_words, seconds or HANG
         self.count = 0
         self.interrupted = False
         self.file: IO[str] | None = None
