@@ -117,7 +117,7 @@ def test_own_device_breaks_nothing(device: str, setup: str, family: str) -> None
 LAZY = """
 import torch
 from autograd_conformance.devices import discover
-from autograd_conformance.families import kind_of
+from autograd_conformance.settle import kind_of_work
 from autograd_conformance.replay import all_checks
 from autograd_conformance import expectations
 from autograd_conformance.claims import register
@@ -128,8 +128,8 @@ torch.set_num_threads(1)
 (device,) = discover(["lazy"])
 for entry in expectations.load([Path(sys.argv[1])], register()):
     (check,) = [check for check in all_checks() if check.claim == entry.claim]
-    _, found, _ = kind_of(check.family).violations(check, entry.witness, device)
-    print("broken" if any(entry.recognises(entry.witness, v) for v in found) else "healed", entry.claim, flush=True)
+    shown, found, _ = kind_of_work(entry.witness, check).violations(check, entry.witness, device)
+    print("broken" if any(entry.recognises(shown, v) for v in found) else "healed", entry.claim, flush=True)
 os._exit(0)
 """
 
