@@ -27,6 +27,7 @@ AREAS = (
 TRAITS: dict[str, str] = {
     "values": "The numbers in a tensor can be read back; the meta device, which knows only shapes, has none.",
     "storage": "Tensors lie at addresses that can be compared, so shared memory can be told from a copy.",
+    "strides": "A tensor keeps the strides that as_strided, a slice or a transpose gives it.",
     "float64": "Tensors of dtype float64 can be made and computed with.",
     "complex": "Tensors of dtype complex64 can be made and differentiated through.",
     "forward_ad": "Tensors can carry a tangent, and ops compute with it.",

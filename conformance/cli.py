@@ -22,7 +22,7 @@ from autograd_conformance.errors import UsageError, unknown
 if TYPE_CHECKING:
     from autograd_conformance.devices import Survey
 
-RESTARTS = 20
+IDLE = 5  # times that a run may be started again without having come any further
 INI = Path(__file__).with_name("suite.ini")
 
 
@@ -108,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
 def _run(options: argparse.Namespace, rest: list[str]) -> int:
     """Find the devices, then supervise one pytest run for all that can share a process and one for each other kind."""
     from autograd_conformance.claims import select
-    from autograd_conformance.together import Whole, parts
+    from autograd_conformance.together import CODES, Whole, parts
 
     if options.claims:
         select(options.claims)  # a mistake is told at once
@@ -116,12 +116,13 @@ def _run(options: argparse.Namespace, rest: list[str]) -> int:
     work = report / ".work" / uuid.uuid4().hex[:12]
     found = _found(options, rest)
     if found is None:
-        return _supervised(_command(options, rest, report, work))
-    whole = Whole(found, report, work, options.claims)
+        code = _supervised(_command(options, rest, report, work), work)
+        return code if code in CODES or code == 2 else 3
+    whole = Whole(found, report, options.claims, options.profile, options.seed)
     try:
         for folder, part in parts(found, work):
-            target = report if whole.single else folder / "report"
-            code = _supervised(_command(options, rest, target, folder, part))
+            target = report if whole.single else folder.with_name(f"{folder.name}-report")  # the folder itself goes
+            code = _supervised(_command(options, rest, target, folder, part), folder)
             if code == 2:
                 return code
             whole.add(target, part, code)
@@ -163,18 +164,24 @@ def _command(
     return [*command, "-n", options.workers, *rest]
 
 
-def _supervised(command: list[str]) -> int:
-    """A pytest run; one that a program kills is started again where it stopped."""
+def _supervised(command: list[str], work: Path) -> int:
+    """A pytest run; one that a program kills is started again where it stopped, as long as that leads on.
+
+    Returns the exit code, which is none of pytest's if it was killed again and again.
+    """
     environment = dict(os.environ) | {"OMP_NUM_THREADS": "1"}
-    code = 1
-    for _ in range(RESTARTS):
+    done, idle = -1, 0
+    while True:
         code = _child(command, environment)
         if code in (0, 1, 2, 3, 4, 5):
-            break
+            return 2 if code == 4 else code
+        now = sum(path.suffix in (".json", ".deaths", ".settling") for path in work.rglob("*"))
+        done, idle = now, 0 if now > done else idle + 1
+        if idle == IDLE:
+            return code
         print(
             f"autograd-conformance: pytest ended with {_named(code)}; starting again where it stopped", file=sys.stderr
         )
-    return 2 if code == 4 else code if code in (0, 1, 2, 3, 5) else 3
 
 
 def _child(command: list[str], environment: dict[str, str]) -> int:

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from autograd_conformance import __version__
 from autograd_conformance.claims import is_whole
+from autograd_conformance.devices import Device
 from autograd_conformance.engine import Engine
-from autograd_conformance.journal import read_json, slug
+from autograd_conformance.families import AnyCheck, families_of
+from autograd_conformance.journal import read_json
 from autograd_conformance.ops.added import loaded
 from autograd_conformance.settle import ended
 from autograd_conformance.verdicts import Result, Run, Verdict
@@ -30,13 +32,25 @@ def close(session: Session) -> Run:
     """Put the run together and remove the working folder."""
     found = read_json(session.work / "devices.json") or {"devices": [], "target": {}}
     engine = Engine(session.work, session.profile, session.seed, (), (), "", shares=session.shares)
-    rows = [(claim, device, result or _lost(engine, claim, device)) for claim, device, result in session.results()]
+    devices = {plain["name"]: Device.from_plain(plain) for plain in found["devices"]}
+    found_rows = session.results()
+    checks = _checks() if any(result is None for *_, result in found_rows) else {}
+    rows = [
+        (claim, name, result or _lost(engine, claim, checks.get(claim), devices.get(name) or Device(name, "")))
+        for claim, name, result in found_rows
+    ]
     results = tuple(result for *_, result in rows)
     pairs = dict.fromkeys((r.family, r.device) for r in results if r.family and r.verdict is not Verdict.UNSUPPORTED)
     families = [engine.collected(*pair) for pair in pairs]
     complete = is_whole(claim for claim, *_ in rows)
     run = Run(
-        about=_about(session, found["target"]),
+        about=about(
+            session.profile.name,
+            session.seed,
+            found["target"],
+            wall=time.time() - session.started,
+            cpu=sum(read_json(path) or 0.0 for path in session.work.glob("cpu-*.json")),
+        ),
         devices={plain["name"]: plain for plain in found["devices"]},
         families=[family.to_plain() for family in families],
         results=results,
@@ -50,13 +64,21 @@ def close(session: Session) -> Run:
     return run
 
 
-def _lost(engine: Engine, claim: str, device: str) -> Result:
+def _checks() -> dict[str, AnyCheck]:
+    from autograd_conformance.replay import all_checks  # only here: it imports the tests of all claims
+
+    return {check.claim: check for check in all_checks()}
+
+
+def _lost(engine: Engine, claim: str, check: AnyCheck | None, device: Device) -> Result:
     """A claim whose test gave no result: its process died, or the run was stopped before."""
-    for folder in sorted((engine.folder / slug(device)).glob("*/")):
-        deaths = engine.collected(folder.name, device).deaths + engine.lost(folder.name, device)
-        if deaths:
-            return ended(Result(claim, device, Verdict.CRASHED, family=folder.name), deaths)
-    return Result(claim, device, Verdict.NOT_RUN, expected=False, reason="the run ended before")
+    for name in families_of(check) if check else ():
+        family = engine.collected(name, device.name)
+        family.deaths += engine.lost(name, device.name)
+        if check and family.killed(claim):
+            base = Result(claim, device.name, Verdict.CRASHED, family=name)
+            return ended(base, family.killed(claim), check, device)
+    return Result(claim, device.name, Verdict.NOT_RUN, expected=False, reason="the run ended before")
 
 
 def _failure(results: Iterable[Result]) -> str:
@@ -76,8 +98,8 @@ def _notes(families: Iterable[Any]) -> Iterable[str]:
             yield f"{where}: in {count} programs {change}"
 
 
-def _about(session: Session, target: dict[str, Any]) -> dict[str, Any]:
-    seconds = sum(read_json(path) or 0.0 for path in session.work.glob("cpu-*.json"))
+def about(profile: str, seed: int, target: dict[str, Any], *, wall: float, cpu: float) -> dict[str, Any]:
+    """What a report says of the run as a whole."""
     return {
         "name": "torch",
         "version": _version("torch"),
@@ -89,11 +111,11 @@ def _about(session: Session, target: dict[str, Any]) -> dict[str, Any]:
         "execution_target": target,
         "torch": {"version": _version("torch")},
         "packages": {name: _version(name) for name in PACKAGES},
-        "profile": session.profile.name,
-        "seed": session.seed,
+        "profile": profile,
+        "seed": seed,
         "threads": 1,
-        "wall_seconds": round(time.time() - session.started, 1),
-        "cpu_seconds": round(seconds, 1),
+        "wall_seconds": round(wall, 1),
+        "cpu_seconds": round(cpu, 1),
     }
 
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import entry_points
 from importlib.util import find_spec
@@ -24,6 +24,7 @@ from autograd_conformance.errors import UsageError, unknown
 SETUP = 300  # seconds that an import may take: a backend may have to be compiled
 STEP = 60  # seconds that one trait may take
 FOUND = "found"  # among the names of devices: all that are here
+MAYBE = "?"  # behind the name of a device: if it can be used
 ALWAYS = ("cpu", "meta")
 IN_TREE = (*ALWAYS, "cuda", "xpu", "mps", "mtia", "hpu")
 
@@ -54,6 +55,7 @@ KNOWN = {
     "vulkan": Known("import torchvulkan", "torchvulkan"),
     "jax": Known("import torchax; torchax.enable_globally()", "torchax"),
 }
+ASKED = tuple(name for name, known in KNOWN.items() if known.asked)
 SHARES = ("", KNOWN["lazy"].setup)  # every other setup may take the one name that PrivateUse1 has in a process
 
 
@@ -139,7 +141,8 @@ def survey(wanted: Sequence[str] = (), setup: str = "", limits: tuple[float, flo
     """All devices of this machine, or the wanted ones.
 
     Args:
-        wanted: names of devices, among them perhaps "found"; none for all that are here.
+        wanted: names of devices, among them perhaps "found"; none for all that are here. A name that ends in "?" is
+            wanted if it can be used: if not, that is noted, and no mistake.
         setup: a line of Python that makes a device known to torch.
         limits: seconds for a setup, and for each step after it.
 
@@ -149,16 +152,20 @@ def survey(wanted: Sequence[str] = (), setup: str = "", limits: tuple[float, flo
     """
     if FOUND in wanted:
         return _with_all(wanted, setup, limits)
+    optional = {name.removesuffix(MAYBE) for name in wanted if name.endswith(MAYBE)}
+    wanted = [name.removesuffix(MAYBE) for name in wanted]
     result = Survey()
     for line, names in _groups(wanted, setup).items():
         child = _Child(line, names, limits)
         child.run()
-        _take(result, child, wanted, setup)
+        _take(result, child, wanted, setup, optional)
+    result.failures |= {d.name: d.left_out for d in result.devices if d.left_out and d.name in optional}
+    result.devices = [d for d in result.devices if not (d.left_out and d.name in optional)]
     order = {name: i for i, name in enumerate(wanted)}
     result.devices = list({device.name: device for device in reversed(result.devices)}.values())[::-1]
     result.devices.sort(key=lambda d: order.get(d.name, 0))
     for name in wanted:
-        if name not in {device.name for device in result.devices}:
+        if name not in {device.name for device in result.devices} | optional:
             raise unknown("device", name, [device.name for device in result.devices])
     return result
 
@@ -213,7 +220,7 @@ def _brought() -> dict[str, Known]:
     return {name: k for name, k in {**_declared(), **known}.items() if find_spec(k.module)}
 
 
-def _take(result: Survey, child: _Child, wanted: Sequence[str], setup: str) -> None:
+def _take(result: Survey, child: _Child, wanted: Sequence[str], setup: str, optional: Container[str] = ()) -> None:
     """Add what a child found; its failure is reported, and fatal only if the user's own line raised."""
     if child.failure:
         if child.setup == setup and setup and not child.ended:
@@ -229,8 +236,10 @@ def _take(result: Survey, child: _Child, wanted: Sequence[str], setup: str) -> N
     there = [*child.seen, *(d.name for d in child.devices if not d.left_out)]
     known = {device.name for device in result.devices}
     for device in child.devices:
-        if device.left_out and not device.ended and device.found == "named by the user":
-            raise UsageError(f"{unknown('device', device.name, there)} (torch says: {device.left_out})")
+        if device.name in optional:
+            pass
+        elif device.left_out and not device.ended and device.found == "named by the user":
+            raise UsageError(f"{unknown('device', device.name, [*there, *ASKED])} (torch says: {device.left_out})")
         if device.name not in known:
             result.devices.append(device)
     if setup and child.setup == setup and not wanted and not ({d.name for d in child.devices} - known):

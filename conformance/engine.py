@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,15 +20,17 @@ from autograd_conformance.devices import Device
 from autograd_conformance.errors import DeviceGoneError
 from autograd_conformance.expectations import Expectation, within
 from autograd_conformance.families import AnyCheck, Work, families_of, kind_of
-from autograd_conformance.journal import Shard, slug
+from autograd_conformance.journal import Death, Shard, known_deaths, slug
 from autograd_conformance.patience import Patience
-from autograd_conformance.profiles import Profile
+from autograd_conformance.profiles import PROFILES, Profile
 from autograd_conformance.traits import unusable
 from autograd_conformance.verdicts import Violation
 
 KEPT = 4  # examples kept of each kind of violation, per shard and claim
 EXAMINED = 8  # programs whose gradients differ, per shard; after them only flags, errors and memory are judged
-DEATHS = 3  # processes that a shard may cost before the rest of it is given up
+PRICE = {"crashed": 1, "hung": 2}  # a program that hangs costs a minute
+LIVES = 4  # what a family may cost on a device before the rest of it is given up
+ALL_LIVES = 40  # the same for all families of a device
 
 Example = tuple[str, Violation]
 
@@ -76,9 +78,13 @@ class Family:
     changed: dict[str, int] = field(default_factory=dict)
     excluded: int = 0
     unexamined: int = 0
-    deaths: list[tuple[str, str]] = field(default_factory=list)
+    deaths: list[tuple[str, str, str]] = field(default_factory=list)
     missing: int = 0
     leaks: list[str] = field(default_factory=list)
+
+    def killed(self, claim: str) -> list[tuple[str, str]]:
+        """Programs that ended a process while a claim was judged, alone or with others, and how."""
+        return [(text, how) for text, how, alone in self.deaths if alone in ("", claim)]
 
     @property
     def digest(self) -> str:
@@ -125,7 +131,8 @@ def _check_presence(device: Device) -> None:
 class Engine:
     """Judges families in a working folder; results are kept there and in memory.
 
-    ``shares`` says of slow devices that they run only the first of so many parts of the programs.
+    ``shares`` says of slow devices that they run only the first of so many parts of the programs, and no less than the
+    profile ``smoke`` has.
     """
 
     folder: Path
@@ -149,10 +156,14 @@ class Engine:
         found = self.done[name, device.name] = self.collected(name, device.name)
         return found
 
+    def _folder(self, name: str, device: str) -> Path:
+        return self.folder / slug(device) / name
+
     def _shards(self, name: str, device: str) -> list[Shard]:
-        folder = self.folder / slug(device) / name
-        count, _ = kind_of(name).shards(self.profile)
-        return [Shard(folder, i) for i in range(-(-count // self.shares.get(device, 1)))]
+        folder = self._folder(name, device)
+        (count, _), (least, _) = (kind_of(name).shards(profile) for profile in (self.profile, PROFILES["smoke"]))
+        wanted = -(-count // self.shares.get(device, 1))
+        return [Shard(folder, i) for i in range(max(wanted, min(least, count)))]
 
     def evidence(self, device: str) -> int:
         """In how many programs a wrong result must have been able to show."""
@@ -170,33 +181,54 @@ class Engine:
         gc.collect()
         gc.freeze()  # cases are cyclic garbage; without what was there before they are quick to collect
         deaths = shard.deaths
+        fatal = {death.number for death in deaths if not death.claim}
         programs = shard.programs(partial(self.programs, name, shard.number))
-        work = ShardWork(self, name, device)
+        spent = self._spent(name, device.name)
+        killers = {death.claim for death in known_deaths(self._folder(name, device.name))}
+        work = ShardWork(self, name, device, killers)
+        work.deaths = [(programs[death.number].to_json(), death.how, death.claim) for death in deaths]
         with shard.journal() as pen, Patience(shard.last_words) as patience:
             try:
                 for i, program in enumerate(programs):
                     work.digests.append(program.digest())
-                    if i in deaths:
-                        work.deaths.append((program.to_json(), deaths[i]))
-                    elif len(deaths) < DEATHS:
-                        pen.put(i)
-                        work.judge(program)
-                        patience.renew()
-                    else:
+                    if spent:
                         work.missing += 1
+                    elif i not in fatal:
+                        pen.put(i)
+                        work.judge(program, pen.name)
+                        patience.renew()
             finally:  # an exception is a fault of ours; only a process that dies leaves its program standing here
                 pen.put(None)
         _check_presence(device)  # or what was seen since it went would be taken for a broken promise
         shard.finish(work.to_plain())
 
-    def lost(self, name: str, device: str) -> list[tuple[str, str]]:
-        """Programs, and how they ended, of shards that nobody finished because a process died."""
+    def _spent(self, name: str, device: str) -> bool:
+        """Has a family, or have all, cost so many processes that the rest is given up?"""
+        family, everything = self._folder(name, device), self.folder / slug(device)
+        return _price(known_deaths(family)) >= LIVES or _price(known_deaths(everything)) >= ALL_LIVES
+
+    def lost(self, name: str, device: str) -> list[tuple[str, str, str]]:
+        """Programs, how they ended, and for which claim, of shards that nobody finished because a process died."""
         found = []
         for shard in self._shards(name, device):
-            if shard.result is None and shard.deaths:
+            deaths = shard.deaths if shard.result is None else ()
+            if deaths:
                 programs = shard.programs(partial(self.programs, name, shard.number))
-                found += [(programs[i].to_json(), how) for i, how in shard.deaths.items()]
+                found += [(programs[death.number].to_json(), death.how, death.claim) for death in deaths]
         return found
+
+    def first_time(self, claim: str, device: str) -> bool:
+        """Is this the first process that runs programs for the result of a claim? If not, the last one died of it."""
+        path = self.folder / slug(device) / f"{claim}.settling"
+        if path.exists():
+            return False
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        return True
+
+    def last_words(self, claim: str, device: str) -> Path:
+        """Where the traceback goes of a process that hangs over the result of a claim."""
+        return self.folder / slug(device) / f"{claim}.hang"
 
     def programs(self, name: str, number: int) -> list[Work]:
         """The programs of a shard, the same on every device: all are drawn before the first is run."""
@@ -217,7 +249,7 @@ class Engine:
             family.digests.append(part["digest"])
             family.excluded += part["excluded"]
             family.unexamined += part["unexamined"]
-            family.deaths += [(text, how) for text, how in part["deaths"]]
+            family.deaths += [(text, how, claim) for text, how, claim in part["deaths"]]
             family.missing += part["missing"]
             family.leaks += part["leaks"]
             counters.append(part["generated"])
@@ -228,33 +260,37 @@ class Engine:
         return family
 
 
+def _nobody(_: str) -> None:
+    pass
+
+
 class ShardWork:
     """Judging the programs of one shard."""
 
-    def __init__(self, engine: Engine, name: str, device: Device) -> None:
+    def __init__(self, engine: Engine, name: str, device: Device, killers: Container[str] = ()) -> None:
         self.device, self.engine, self.kind = device, engine, kind_of(name)
         claims, version = register(), engine.torch_version
-        family = [c for c in engine.checks if name in families_of(c)]
+        family = [c for c in engine.checks if name in families_of(c) and c.claim not in killers]
         self.checks = [c for c in family if not unsupported(claims[c.claim], device, version)]
         self.expected = {
             c.claim: [e for e in engine.expectations if e.concerns(c.claim, device.name, version)] for c in self.checks
         }
         self.claims: dict[str, dict[str, Any]] = {c.claim: _empty() for c in self.checks}
         self.digests: list[str] = []
-        self.deaths: list[tuple[str, str]] = []
+        self.deaths: list[tuple[str, str, str]] = []
         self.leaks: list[str] = []
         self.counts: dict[str, int] = {}
         self.changed: dict[str, int] = {}
-        self.programs = self.excluded = self.examined = self.unexamined = self.missing = self.armed = 0
+        self.programs = self.excluded = self.examined = self.unexamined = self.missing = 0
 
-    def judge(self, program: Work) -> None:
-        """Run and judge one program."""
+    def judge(self, program: Work, telling: Callable[[str], None] = _nobody) -> None:
+        """Run and judge one program; ``telling`` hears the claim that it is run for, if for one alone."""
         adapted, changes = self.kind.adapt(program, self.device)
         for change in changes:
             self.changed[change] = self.changed.get(change, 0) + 1
         self.programs += 1
         examine = self.examined < EXAMINED
-        judged = self.kind.judge(adapted, self.device, self.checks, examine=examine)
+        judged = self.kind.judge(adapted, self.device, self.checks, examine=examine, telling=telling)
         for word in judged.words:
             self.counts[word] = self.counts.get(word, 0) + 1
         self.unexamined += not examine
@@ -263,7 +299,7 @@ class ShardWork:
         self.leaks += judged.leaks
         for claim, (count, violations) in judged.found.items():
             if count:
-                self._note(claim, judged.work or adapted, count, violations)
+                self._note(claim, judged.shown.get(claim, adapted), count, violations)
 
     def _note(self, claim: str, program: Work, count: int, violations: list[Violation]) -> None:
         tally = self.claims[claim]
@@ -293,6 +329,10 @@ class ShardWork:
             "missing": self.missing,
             "leaks": sorted(set(self.leaks)),
         }
+
+
+def _price(deaths: Iterable[Death]) -> int:
+    return sum(PRICE[death.how] for death in deaths)
 
 
 def _empty() -> dict[str, Any]:

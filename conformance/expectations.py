@@ -16,6 +16,7 @@ from autograd_conformance.program import Program, ProgramError
 from autograd_conformance.scene import Scene, parse
 from autograd_conformance.verdicts import Violation
 
+_LISTS = ("ops", "lines", "also")
 PACKAGED = Path(__file__).with_name("expectations.toml")
 
 
@@ -31,6 +32,9 @@ class Expectation:
         mark: the mark of the violations that it recognises; empty for any.
         check: which check they fail: ``equal``, ``close`` or ``raises``; empty for any.
         ops: at least one of these ops occurs in the program, if any are given.
+        lines: at least one of these texts occurs in the lines of the script, if any are given.
+        seen: a part of what was seen; empty for anything.
+        also: further claims, or globs of claims, that the same cause may break; the witness need not show them.
         device: glob of device names.
         since: first torch version concerned, or empty.
         until: last torch version concerned, or empty.
@@ -44,6 +48,9 @@ class Expectation:
     mark: str = ""
     check: str = ""
     ops: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
+    seen: str = ""
+    also: tuple[str, ...] = ()
     device: str = "*"
     since: str = ""
     until: str = ""
@@ -51,7 +58,7 @@ class Expectation:
     def concerns(self, claim: str, device: str, torch_version: str) -> bool:
         """Is this about that claim, there?"""
         return (
-            claim == self.claim
+            any(fnmatch.fnmatchcase(claim, known) for known in (self.claim, *self.also))
             and fnmatch.fnmatchcase(device, self.device)
             and within(torch_version, self.since, self.until)
         )
@@ -60,7 +67,13 @@ class Expectation:
         """Is this violation the known deviation?"""
         if self.mark not in ("", violation.mark) or self.check not in ("", violation.check):
             return False
-        return not self.ops or any(getattr(s, "op", None) in self.ops for s in program)
+        if self.seen not in violation.seen:
+            return False
+        lines = "\n".join(getattr(program, "lines", ()))
+        if self.lines and not any(text in lines for text in self.lines):
+            return False
+        ops = {getattr(s, "op", None) for s in program}
+        return not self.ops or any(op in ops or f".{op}(" in lines for op in self.ops)
 
 
 def within(version: str, since: str, until: str) -> bool:
@@ -110,10 +123,16 @@ def _entry(path: Path, number: int, row: dict[str, Any], claims: dict[str, Claim
     for key in ("claim", "reason", "link", "witness"):
         if not isinstance(row.get(key), str) or not row[key]:
             raise UsageError(f"{path}, entry {number}: {key!r} is missing")
+    for key in _LISTS:
+        if not isinstance(row.get(key, []), list) or not all(isinstance(value, str) for value in row.get(key, [])):
+            raise UsageError(f"{path}, entry {number}: {key!r} has to be a list of strings")
     if row["claim"] not in claims:
         raise unknown("claim", row["claim"], claims, f"{path}, entry {number}")
+    for glob in row.get("also", ()):
+        if not fnmatch.filter(claims, glob):
+            raise unknown("claim", glob, claims, f"{path}, entry {number}, also")
     try:
         witness = parse(row["witness"])
     except ProgramError as error:
         raise UsageError(f"{path}, entry {number}: witness: {error}") from None
-    return Expectation(**{**row, "witness": witness, "ops": tuple(row.get("ops", ()))})
+    return Expectation(**row | {key: tuple(row.get(key, ())) for key in _LISTS} | {"witness": witness})

@@ -21,7 +21,7 @@ from autograd_conformance.profiles import Profile
 from autograd_conformance.program import Program
 from autograd_conformance.reduce import Reducer
 from autograd_conformance.scene import Scene
-from autograd_conformance.scenes import SceneCheck, reduced, stage
+from autograd_conformance.scenes import SceneCheck, printed, reduced, stage, written
 from autograd_conformance.strategies.drawing import draw
 from autograd_conformance.strategies.programs import decode
 from autograd_conformance.strategies.scenes import PAYLOAD, decode_scene
@@ -32,6 +32,11 @@ AnyCheck = ClaimCheck | SceneCheck
 Work = Program | Scene
 Found = dict[str, tuple[int, list[Violation]]]
 Wanted = Callable[[Work, Violation], bool]
+Telling = Callable[[str], None]
+
+
+def deaf(_claim: str) -> None:
+    """For whoever need not know for which claim a program is run."""
 
 
 @dataclass(slots=True)
@@ -44,7 +49,7 @@ class Judged:
         excluded: comparisons left out because something else spoils them.
         leaks: modes that were not restored.
         differs: gradients differ, so that finding the claims took experiments.
-        work: what shows the violations, if it is not what was judged.
+        shown: per claim what shows its violations, if it is not just what was judged.
 
     """
 
@@ -53,7 +58,7 @@ class Judged:
     excluded: int = 0
     leaks: list[str] = field(default_factory=list)
     differs: bool = False
-    work: Work | None = None
+    shown: dict[str, Work] = field(default_factory=dict)
 
 
 class Kind(Protocol):
@@ -68,8 +73,13 @@ class Kind(Protocol):
     def adapt(self, work: Any, device: Device) -> tuple[Work, Changes]:
         """A program as a device can run it, and what was changed."""
 
-    def judge(self, work: Any, device: Device, checks: Sequence[Any], *, examine: bool) -> Judged:
-        """Run one program and judge it by all claims of a family."""
+    def judge(
+        self, work: Any, device: Device, checks: Sequence[Any], *, examine: bool, telling: Telling = deaf
+    ) -> Judged:
+        """Run one program and judge it by all claims of a family; ``telling`` hears a claim that it is run for alone."""
+
+    def fatal(self, check: Any, work: Any, device: Device) -> Work:
+        """A program that ends the process, as it is to be shown; it is not run."""
 
     def violations(self, check: Any, work: Any, device: Device) -> tuple[Work, Sequence[Violation], tuple[int, ...]]:
         """Judge by one claim: the program as it ran, what it breaks, and the statements that raised."""
@@ -113,13 +123,21 @@ class Graphs:
         """See :mod:`autograd_conformance.adapt`."""
         return adapt(work, device)
 
-    def judge(self, work: Program, device: Device, checks: Sequence[ClaimCheck], *, examine: bool) -> Judged:
+    def judge(
+        self, work: Program, device: Device, checks: Sequence[ClaimCheck], *, examine: bool, telling: Telling = deaf
+    ) -> Judged:
         """Run once, then let every claim look at what was seen."""
+        del telling
         with np.errstate(all="ignore"):
             case = Case(work, device.name, values=device.has("values"), trusted=True)
             counted = words(work, case.due)
             found = judge(case, checks, examine=examine)
             return Judged(found, counted, case.excluded, case.seen.leaks, examine and bool(case.differences))
+
+    def fatal(self, check: ClaimCheck, work: Program, device: Device) -> Work:
+        """As it is."""
+        del check, device
+        return work
 
     def violations(
         self, check: ClaimCheck, work: Program, device: Device
@@ -174,18 +192,27 @@ class Scenes:
         graph, changes = adapt(work.graph, device)
         return (replace(work, graph=graph), changes) if changes else (work, changes)
 
-    def judge(self, work: Scene, device: Device, checks: Sequence[SceneCheck], *, examine: bool) -> Judged:
+    def judge(
+        self, work: Scene, device: Device, checks: Sequence[SceneCheck], *, examine: bool, telling: Telling = deaf
+    ) -> Judged:
         """Each claim writes its script and runs it."""
         del examine
         with np.errstate(all="ignore"):
             due = predict(work.graph, trusted=True)
             judged = Judged({}, graph_words(work.graph, due))
             for check in checks:
+                telling(check.claim)
                 staged = stage(check, work, device, due)
                 judged.found[check.claim] = staged.count, list(staged.violations)
+                judged.shown[check.claim] = staged.scene
                 judged.excluded += staged.excluded
                 judged.leaks += staged.leaks
         return judged
+
+    def fatal(self, check: SceneCheck, work: Scene, device: Device) -> Work:
+        """With the lines of the script."""
+        script = written(check, work, device)
+        return work if script is None else printed(check, work, script, device)
 
     def violations(
         self, check: SceneCheck, work: Scene, device: Device
@@ -220,19 +247,27 @@ class Wholes:
         del device
         return work, ()
 
-    def judge(self, work: Scene, device: Device, checks: Sequence[AnyCheck], *, examine: bool) -> Judged:
+    def judge(
+        self, work: Scene, device: Device, checks: Sequence[AnyCheck], *, examine: bool, telling: Telling = deaf
+    ) -> Judged:
         """Run it; a program that differs is made small at once, for what is left of it tells which claim is broken."""
+        del telling
         with np.errstate(all="ignore"):
             program, found = whole.examined(work, device)
             known = {check.claim for check in checks}
             counts = whole.counted(program, found[0].at if found else None)
             judged = Judged({claim: (count, []) for claim, count in counts.items() if claim in known}, program.features)
             if found and examine:
-                judged.work, violation = whole.small(work, device, found[0])
-                judged.differs = True
+                small, violation = whole.small(work, device, found[0])
+                judged.differs, judged.shown[violation.claim] = True, small
                 if violation.claim in known:
                     judged.found[violation.claim] = (counts.get(violation.claim, 0) + 1, [violation])
         return judged
+
+    def fatal(self, check: AnyCheck, work: Scene, device: Device) -> Work:
+        """With the lines of the program."""
+        del check
+        return whole.printed(work, whole.written(work, device, packing="cpu"))
 
     def violations(
         self, check: AnyCheck, work: Scene, device: Device

@@ -13,7 +13,7 @@ import mmap
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from autograd_conformance.program import Program
 from autograd_conformance.reports.folder import put
@@ -26,6 +26,15 @@ except ImportError:  # not on Windows: there one process works alone
 
 
 Work = Program | Scene
+NUMBER, NAME = 8, 120  # bytes of a page: the running program, and the claim it is run for
+
+
+class Death(NamedTuple):
+    """A program during which a process died, how (``crashed`` or ``hung``), and for which claim if for one alone."""
+
+    number: int
+    how: str
+    claim: str
 
 
 def write_json(path: Path, body: Any) -> None:
@@ -95,17 +104,19 @@ class Shard:
         return programs
 
     @property
-    def deaths(self) -> dict[int, str]:
-        """Programs during which a process died, and how: ``crashed`` or ``hung``. Notes one that nobody noted yet.
+    def deaths(self) -> list[Death]:
+        """Programs during which a process died. Notes one that nobody noted yet.
 
         Only for whoever holds the lock, or when all processes are gone.
         """
         path, running = self.stem.with_suffix(".deaths"), self.stem.with_suffix(".running")
-        known = {int(number): how for number, how in (read_json(path) or {}).items()}
-        fallen = int.from_bytes(running.read_bytes()[:8], "little") - 1 if running.exists() else -1
-        if fallen >= 0 and fallen not in known:
+        known = [Death(*row) for row in read_json(path) or ()]
+        page = running.read_bytes() if running.exists() else b""
+        fallen = int.from_bytes(page[:NUMBER], "little") - 1
+        claim = page[NUMBER:].rstrip(b"\0").decode(errors="replace")
+        if fallen >= 0 and not any((death.number, death.claim) == (fallen, claim) for death in known):
             hung = self.last_words.exists() and self.last_words.stat().st_size > 0
-            known[fallen] = "hung" if hung else "crashed"
+            known.append(Death(fallen, "hung" if hung else "crashed", claim))
             self.last_words.unlink(missing_ok=True)
             write_json(path, known)
         return known
@@ -120,17 +131,26 @@ class Shard:
         """Say which program is running. A pen that was not laid down tells where its process died."""
         path = self.stem.with_suffix(".running")
         if not path.exists():
-            path.write_bytes(bytes(8))
-        with path.open("r+b") as file, mmap.mmap(file.fileno(), 8) as page:
+            path.write_bytes(bytes(NUMBER + NAME))
+        with path.open("r+b") as file, mmap.mmap(file.fileno(), NUMBER + NAME) as page:
             yield Pen(page)
 
 
+def known_deaths(folder: Path) -> list[Death]:
+    """What is known of the shards of a folder, and of the folders in it; safe at any time."""
+    return [Death(*row) for path in sorted(folder.rglob("*.deaths")) for row in read_json(path) or ()]
+
+
 class Pen:
-    """Eight bytes of shared memory: 0 while nothing runs, else the number of the running program plus one."""
+    """A piece of shared memory: 0 while nothing runs, else the number of the running program plus one; and a claim."""
 
     def __init__(self, page: mmap.mmap) -> None:
         self.page = page
 
     def put(self, number: int | None) -> None:
         """Program ``number`` starts, or nothing runs any more."""
-        self.page[:8] = (0 if number is None else number + 1).to_bytes(8, "little")
+        self.page[:] = (0 if number is None else number + 1).to_bytes(NUMBER, "little") + bytes(NAME)
+
+    def name(self, claim: str) -> None:
+        """The program is run for one claim alone."""
+        self.page[NUMBER:] = claim.encode()[:NAME].ljust(NAME, b"\0")

@@ -23,8 +23,8 @@ class Patience:
     is kept until the program is over; the second acts at once.
     """
 
-    def __init__(self, last_words: Path) -> None:
-        self.last_words = last_words
+    def __init__(self, last_words: Path, seconds: float = 0.0) -> None:
+        self.last_words, self.seconds = last_words, seconds or HANG
         self.count = 0
         self.interrupted = False
         self.file: IO[str] | None = None
@@ -47,6 +47,8 @@ class Patience:
         self.last_words.unlink(missing_ok=True)
         if self.in_main_thread:
             signal.signal(signal.SIGINT, self.previous)  # type: ignore[arg-type]
+        if self.interrupted and kind is None:
+            raise KeyboardInterrupt
 
     def renew(self) -> None:
         """A program is over."""
@@ -58,7 +60,7 @@ class Patience:
 
     def _arm(self) -> None:
         assert self.file is not None
-        faulthandler.dump_traceback_later(HANG, exit=True, file=self.file)
+        faulthandler.dump_traceback_later(self.seconds, exit=True, file=self.file)
 
     def _interrupt(self, _signal: int, _frame: FrameType | None) -> None:
         if self.interrupted:

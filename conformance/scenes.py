@@ -94,7 +94,7 @@ def stage(check: SceneCheck, scene: Scene, device: DeviceLike, due: Due | None =
     if not violations:
         return Staged(max(0, count), (), excluded, scene, script, tuple(played.leaks))
     shown, violations = _without_dead_ops(printed(check, scene, script, device), script, violations)
-    return Staged(max(0, count), tuple(violations), excluded, shown, script, tuple(played.leaks))
+    return Staged(max(1, count), tuple(violations), excluded, shown, script, tuple(played.leaks))
 
 
 def printed(check: SceneCheck, scene: Scene, script: Script, device: DeviceLike) -> Scene:

@@ -396,7 +396,7 @@ def test_unsaved(s: Stage) -> None:
         s.do(f"{name} = {text}")
         roots.append((name, result))
     if kept:
-        s.do(f"free = all(k.untyped_storage().data_ptr() != {base.name}.untyped_storage().data_ptr() for k in kept)")
+        s.do(f"free = all(k.untyped_storage()._cdata != {base.name}.untyped_storage()._cdata for k in kept)")
     if s.flip():
         s.do(f"aside = {x.name} ** 2")  # saved, by a node that no pass runs
     for _ in range(s.number(1, 3)):

@@ -18,6 +18,7 @@ from autograd_conformance.reports.terminal import summary
 from autograd_conformance.verdicts import Result, Run, Verdict
 
 CODES = (3, 1, 0, 5)  # of several exit codes the first of these counts
+NO_TARGET = dict.fromkeys(("kind", "backend", "device_model", "runtime_version", "driver_version"))
 
 
 def parts(found: Survey, work: Path) -> Iterator[tuple[Path, list[str]]]:
@@ -46,8 +47,8 @@ def unjudged(claim: str, device: Device) -> Result:
 class Whole:
     """The report that grows from the reports of the parts."""
 
-    def __init__(self, found: Survey, report: Path, work: Path, globs: Sequence[str]) -> None:
-        self.found, self.report, self.work = found, report, work
+    def __init__(self, found: Survey, report: Path, globs: Sequence[str], profile: str, seed: str) -> None:
+        self.found, self.report, self.profile, self.seed = found, report, profile, seed
         self.claims = [claim.id for claim in select(globs)] if globs else list(register())
         self.runs: list[Run] = []
         self.codes: list[int] = []
@@ -57,7 +58,8 @@ class Whole:
     @property
     def single(self) -> bool:
         """Is there one part only, and nothing to add to what it says?"""
-        return len({device.setup for device in self.found.usable}) == 1 and not self._left_out()
+        one = len({device.setup for device in self.found.usable}) == 1
+        return one and not (self._left_out() or self.lost or self.found.failures)
 
     def _left_out(self) -> list[Device]:
         return [device for device in self.found.devices if device.left_out]
@@ -65,14 +67,18 @@ class Whole:
     def add(self, folder: Path, names: Sequence[str], code: int) -> None:
         """A part is over."""
         self.codes.append(code)
-        if self.single:
+        if self.single and code in CODES:
+            return
+        mine = [device for device in self.found.usable if device.name in names]
+        if self.single:  # what may lie there is of an earlier run
+            self.lost += [(device, f"its pytest run ended with exit code {code}") for device in mine]
             return
         try:
             self.runs.append(read(folder / "report.json"))
             self.junit.append(folder / "junit.xml")
         except UsageError as error:
             reason = f"its pytest run left no report (exit code {code}): {error}"
-            self.lost += [(device, reason) for device in self.found.usable if device.name in names]
+            self.lost += [(device, reason) for device in mine]
 
     def finish(self) -> int:
         """Write the report of the whole; returns the exit code."""
@@ -106,12 +112,13 @@ class Whole:
         )
 
     def _about(self) -> dict[str, Any]:
+        sums = {name: sum(run.about[name] for run in self.runs) for name in ("wall_seconds", "cpu_seconds")}
         if not self.runs:
-            raise UsageError("no device could be judged: " + "; ".join(d.left_out for d in self._left_out()))
-        about = dict(self.runs[0].about)
-        for name in ("wall_seconds", "cpu_seconds"):
-            about[name] = round(sum(run.about[name] for run in self.runs), 1)
-        return about
+            from autograd_conformance.closing import about  # it imports torch, which no other run needs here
+
+            seed = int(self.seed) if self.seed.isdecimal() else 0
+            return about(self.profile, seed, self.found.target or NO_TARGET, wall=0.0, cpu=0.0)
+        return self.runs[0].about | {name: round(seconds, 1) for name, seconds in sums.items()}
 
     def _write_junit(self) -> None:
         root = ET.Element("testsuites")

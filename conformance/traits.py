@@ -111,6 +111,13 @@ def _has_addresses(name: str) -> None:
         raise ValueError("data_ptr() tells nothing")
 
 
+def _keeps_strides(name: str) -> None:
+    t = torch.zeros(2, 4, device=name)
+    seen = t.t().stride(), t[:, ::2].stride(), t.as_strided((2,), (3,)).stride(), t[0, :1].expand(3).stride()
+    if seen != ((1, 4), (4, 2), (3,), (0,)):
+        raise ValueError(f"a transpose, a slice, a view by as_strided and an expanded one have strides {seen}")
+
+
 def _has_float64(name: str) -> None:
     t = torch.tensor([1.0 + 2.0**-40], dtype=torch.float64, device=name)
     (t * t).sum()
@@ -153,6 +160,7 @@ def _has_reduced(name: str) -> None:
 PROBES: dict[str, Callable[[str], None]] = {
     "values": _reads_values,
     "storage": _has_addresses,
+    "strides": _keeps_strides,
     "float64": _has_float64,
     "complex": _has_complex,
     "threads": _has_threads,
@@ -163,6 +171,21 @@ PROBES: dict[str, Callable[[str], None]] = {
 
 
 # --- facts: shown, and excuse nothing ---------------------------------------------------------------------------------
+
+
+def _gradient(name: str) -> str:
+    t = torch.ones(2, device=name, requires_grad=True)
+    (t * 3.0).sum().backward()
+    return _yes(t.grad is not None and t.grad.tolist() == [3.0, 3.0])
+
+
+def _slices_are_recorded(name: str) -> str:
+    t = torch.ones(3, device=name, requires_grad=True)
+    return _yes(t[0].requires_grad and t[1:].requires_grad and t[torch.tensor([0, 2], device=name)].requires_grad)
+
+
+def _linear_is_recorded(name: str) -> str:
+    return _yes(torch.nn.Linear(2, 1, device=name)(torch.ones(1, 2, device=name)).requires_grad)
 
 
 def _views_alias(name: str) -> str:
@@ -246,6 +269,9 @@ def _yes(answer: object) -> str:
 
 
 FACTS: dict[str, Callable[[str], str]] = {
+    "backward": _gradient,
+    "slices are recorded": _slices_are_recorded,
+    "nn.Linear is recorded": _linear_is_recorded,
     "views alias": _views_alias,
     "detach aliases": _detach_aliases,
     "version counter": _version_counts,

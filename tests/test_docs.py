@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,14 @@ from autograd_conformance.verdicts import Verdict
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+LAZY = ROOT / "docs" / "findings-lazy.md"  # its scripts share a process of their own
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def _blocks(language: str) -> Iterator[Any]:
     for page in PAGES:
+        if page == LAZY and language == "python":
+            continue
         found = [text for kind, text in BLOCK.findall(page.read_text()) if kind == language]
         for number, text in enumerate(found, 1):
             yield pytest.param(text, id=f"{page.stem}-{number}")
@@ -58,6 +62,16 @@ def test_findings_are_as_told(code: str, capsys: pytest.CaptureFixture[str]) -> 
     exec(compile(code, "block", "exec"), {"__name__": "block"})  # noqa: S102 - our own documentation
     told = re.findall(r"# prints (.*)$", code, flags=re.MULTILINE)
     assert not told or capsys.readouterr().out.splitlines() == told
+
+
+@pytest.mark.skipif(not version("torch").startswith("2.13."), reason="the page tells of 2.13")
+def test_findings_on_lazy_tensors_are_as_told() -> None:
+    """The scripts of the page, one after the other, print what its comments say that they print."""
+    code = "\n".join(text for kind, text in BLOCK.findall(LAZY.read_text()) if kind == "python")
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=300)
+    told = re.findall(r"# prints (.*)$", code, flags=re.MULTILINE)
+    assert told
+    assert done.stdout.splitlines() == told
 
 
 @pytest.mark.parametrize(("command", "output"), list(_commands()))

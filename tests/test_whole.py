@@ -194,7 +194,12 @@ def test_a_fault_of_a_reading_is_found(fault: str, claim: str) -> None:
 def _of_readings(name: str) -> set[str]:
     wholes = [whole for _, whole in programs(300)]
     plant(name)
-    return {other.reading for whole in wholes for read in READINGS if read and (other := read(whole)) and play(other, "cpu", values=True)}
+    return {
+        other.reading
+        for whole in wholes
+        for read in READINGS
+        if read and (other := read(whole)) and play(other, "cpu", values=True)
+    }
 
 
 def test_programs_in_threads_do_not_meet() -> None:

@@ -223,15 +223,16 @@ def _empty_strided_kernel(size: Any, stride: Any, dtype: Any = None, **_: Any) -
 
 def _resize(t: torch.Tensor, size: Any, **_: Any) -> torch.Tensor:
     stride = _dense(size)
-    count = t.storage_offset() + int(np.prod(size, dtype=np.int64))
+    offset = int(t.storage_offset())
+    count = offset + int(np.prod(size, dtype=np.int64))
     if count * t.dtype.itemsize > t.untyped_storage().nbytes():
         fresh = _storage(count * t.dtype.itemsize)
         old = t.untyped_storage()
         if old.nbytes():
             fresh.buffer[: old.nbytes()] = old.buffer[: old.nbytes()]  # type: ignore[attr-defined]
-        _place(t, fresh, t.storage_offset(), size, stride)
+        _place(t, fresh, offset, size, stride)
     elif list(t.shape) != list(size):
-        _place(t, t.untyped_storage(), t.storage_offset(), size, stride)
+        _place(t, t.untyped_storage(), offset, size, stride)
     return t
 
 
@@ -259,7 +260,7 @@ def _convolution_backward(grad: torch.Tensor, inputs: Any, weight: Any, *how: An
     return _on_cpu(torch.ops.aten.convolution_backward.default, "convolution_backward", args, {})
 
 
-def _binary(op: Any, compute: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+def _binary(op: Any, compute: Callable[..., Any]) -> Callable[..., Any]:
     """A kernel in numpy where both operands are tensors of one dtype; anything else falls back."""
 
     def kernel(one: torch.Tensor, other: Any, **options: Any) -> Any:
@@ -302,14 +303,14 @@ _KERNELS: dict[str, Callable[..., Any]] = {
 
 def _let_storages_be_cloned() -> None:
     """``copy.deepcopy`` of a tensor asks its storage for a clone, and torch finds no allocator for this device."""
-    original = torch.UntypedStorage.clone
+    original: Any = torch.UntypedStorage.clone
 
-    def clone(self: torch.UntypedStorage) -> torch.UntypedStorage:
+    def clone(self: Any) -> Any:
         if self.device.type != NAME:
             return original(self)
         made: Any = _storage(self.nbytes())
-        made.buffer[:] = self.buffer  # type: ignore[attr-defined]
-        return made  # type: ignore[no-any-return]
+        made.buffer[:] = self.buffer
+        return made
 
     torch.UntypedStorage.clone = clone  # type: ignore[method-assign]
 
@@ -341,7 +342,7 @@ _FETCH = ctypes.pythonapi.PyErr_Fetch
 _FETCH.restype = None
 
 
-class _Guard(torch._C._acc.DeviceGuard):  # type: ignore[misc]
+class _Guard(torch._C._acc.DeviceGuard):
     def type_(self) -> Any:
         _FETCH(_KIND, _VALUE, _TRACE)  # first of all: nothing else can be called while an error is set
         _pending.keep()
@@ -366,13 +367,14 @@ def _let_errors_travel() -> None:
 # --- faults -----------------------------------------------------------------------------------------------------------
 
 _MULTIPLIES = ("mul", "mul_")
-_passes: dict[Any, Any] = {}
+_passes: dict[Any, Any] = {}  # what a kernel gave when a node ran first
+_runs: dict[Any, int] = {}  # calls of a kernel in one run of a node
 _calls = 0
 
 
 def _laid_out(t: torch.Tensor, op: str) -> tuple[Sequence[int], Sequence[int], int]:
     """Size, stride and offset of a tensor as a kernel takes them; the kernel of ``mul`` may be a faulty one."""
-    size, stride, offset = t.shape, t.stride(), t.storage_offset()
+    size, stride, offset = t.shape, t.stride(), int(t.storage_offset())
     if not _fault or op not in _MULTIPLIES:
         return size, stride, offset
     room = t.untyped_storage().nbytes() // t.dtype.itemsize
@@ -412,9 +414,11 @@ def _break_down(name: str, args: Any) -> None:
 def _stale(op: Any, compute: Callable[[], Any]) -> Any:
     """In a later backward over the same graph a kernel gives what it gave in the first."""
     node = torch._C._current_autograd_node()
-    if node is None or op._schema.is_mutable:
+    if node is None or op._schema.is_mutable or node.name().endswith("AccumulateGrad"):  # these share one number
         return compute()
-    key = (node._sequence_nr(), op)
+    run = (torch._C._current_graph_task_id(), node._sequence_nr(), op)
+    _runs[run] = _runs.get(run, 0) + 1
+    key = (node._sequence_nr(), op, _runs[run])
     if key not in _passes:
         _passes[key] = compute()
     return _passes[key]

@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 
 import torch
+from torch.utils import backend_registration
 
 SOURCE = Path(__file__).with_name("twin.cpp")
 FAULTS = ("strides-ignored", "offset-ignored", "empty-refused", "wrong-index", "count-lies")
@@ -25,9 +26,9 @@ def init(fault: str = "") -> None:
         raise ValueError(f"unknown fault {fault!r}; there are {', '.join(FAULTS)}")
     if not hasattr(torch, "twin"):
         torch.ops.load_library(str(built()))
-        torch.utils.rename_privateuse1_backend("twin")
+        backend_registration.rename_privateuse1_backend("twin")
         torch._register_device_module("twin", _Module())
-        torch.utils.generate_methods_for_privateuse1_backend()
+        backend_registration.generate_methods_for_privateuse1_backend()
     torch.ops.twin.set_fault(fault)
 
 

@@ -70,11 +70,11 @@ def drawn(count: int, seed: int) -> list[Scene]:
     return [Scene(Program(()), tuple(payload), NAME) for payload in payloads]
 
 
-def written(scene: Scene, device: DeviceLike) -> Whole:
-    """The program that the dials describe."""
+def written(scene: Scene, device: DeviceLike, packing: str = "") -> Whole:
+    """The program that the dials describe; what its ops save is asked on another device if one is named."""
     wide = "float64" if device.has("float64") else "float32"
     with np.errstate(all="ignore"):
-        return Author(scene.dials, Packing(device.name), device.name, wide).write(THEMES)
+        return Author(scene.dials, Packing(packing or device.name), device.name, wide).write(THEMES)
 
 
 def printed(scene: Scene, whole: Whole) -> Scene:
