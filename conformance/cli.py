@@ -161,6 +161,7 @@ def _command(
     command += [f"--conformance-setup={options.setup}"] if options.setup else []
     for name in ("claims", "expectations", "ops"):
         command += [f"--conformance-{name}={value}" for value in getattr(options, name)]
+    command += [] if {"-q", "--quiet"} & set(rest) else ["--conformance-progress"]
     return [*command, "-n", options.workers, *rest]
 
 

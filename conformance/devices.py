@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import entry_points
@@ -373,7 +374,9 @@ def here(name: str) -> Device:
     """A device that this process knows already, measured in it."""
     from autograd_conformance.traits import measured
 
-    traits, facts = measured(name, {})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch about itself: it scripts what forward mode needs
+        traits, facts = measured(name, {})
     missing = {trait: reason for trait, reason in traits.items() if reason}
     return Device(name, "known to this process", tuple(t for t in traits if t not in missing), missing, facts=facts)
 

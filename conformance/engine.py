@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import gc
 import hashlib
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from autograd_conformance import progress
 from autograd_conformance.census import total
 from autograd_conformance.claims import Claim, register
 from autograd_conformance.devices import Device
 from autograd_conformance.errors import DeviceGoneError
 from autograd_conformance.expectations import Expectation, within
-from autograd_conformance.families import AnyCheck, Work, families_of, kind_of
+from autograd_conformance.families import AnyCheck, Telling, Work, deaf, families_of, kind_of
 from autograd_conformance.journal import Death, Shard, known_deaths, slug
 from autograd_conformance.patience import Patience
 from autograd_conformance.profiles import PROFILES, Profile
@@ -154,6 +155,7 @@ class Engine:
             for shard in shards:
                 self._take(shard, name, device, wait=wait)
         found = self.done[name, device.name] = self.collected(name, device.name)
+        progress.note(self._folder(name, device.name), name, device.name, found.programs)
         return found
 
     def _folder(self, name: str, device: str) -> Path:
@@ -260,10 +262,6 @@ class Engine:
         return family
 
 
-def _nobody(_: str) -> None:
-    pass
-
-
 class ShardWork:
     """Judging the programs of one shard."""
 
@@ -283,7 +281,7 @@ class ShardWork:
         self.changed: dict[str, int] = {}
         self.programs = self.excluded = self.examined = self.unexamined = self.missing = 0
 
-    def judge(self, program: Work, telling: Callable[[str], None] = _nobody) -> None:
+    def judge(self, program: Work, telling: Telling = deaf) -> None:
         """Run and judge one program; ``telling`` hears the claim that it is run for, if for one alone."""
         adapted, changes = self.kind.adapt(program, self.device)
         for change in changes:

@@ -55,6 +55,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="FILE",
         help="report.json of an earlier run: say what has changed, and fail if something is newly broken",
     )
+    add(
+        "--conformance-progress",
+        action="store_true",
+        help="a line for each family of programs that is done, although pytest is told to be quiet",
+    )
     add("--conformance-work", default=None, metavar="DIR", help="working folder of a run that is resumed")
 
 
@@ -64,6 +69,8 @@ def pytest_configure(config: pytest.Config) -> None:
     options = config.option
     if options.conformance_ops:
         _add_ops(options.conformance_ops)
+    if (options.verbose >= 0 or options.conformance_progress) and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Teller(config))
     if options.conformance_baseline and not hasattr(config, "workerinput"):
         _check_baseline(config)
     asked = options.conformance_device or options.conformance_claims or options.conformance_expectations
@@ -155,6 +162,28 @@ def settle(request: pytest.FixtureRequest) -> Callable[[str], None]:
             pytest.xfail(shown.xfail)
 
     return verdict
+
+
+class Teller:
+    """In the process that owns the terminal: after a test, says which families are done since the one before."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.progress: Any = None
+
+    def pytest_runtest_logfinish(self) -> None:
+        """A line for each."""
+        if _KEY not in self.config.stash:
+            return
+        if self.progress is None:
+            from autograd_conformance.progress import Progress
+
+            self.progress = Progress(_session(self.config).work)
+        reporter: Any = self.config.pluginmanager.get_plugin("terminalreporter")
+        for line in self.progress.lines() if reporter else ():
+            if reporter._tw.width_of_current_line:  # dots, of which the reporter keeps no account
+                reporter._tw.line()
+            reporter.write_line(line)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
