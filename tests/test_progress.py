@@ -31,8 +31,7 @@ def test_a_family_is_told_once(tmp_path: Path) -> None:
     assert list(progress.lines()) == []
 
 
-@pytest.mark.parametrize("workers", ["-n0", "-n2"])
-@pytest.mark.parametrize("quiet", [False, True])
+@pytest.mark.parametrize(("workers", "quiet"), [("-n2", False), ("-n0", True)])
 def test_lines_stand_between_the_dots(tmp_path: Path, workers: str, quiet: bool) -> None:
     """Each on a line of its own; under ``-q`` there is none."""
     command = [sys.executable, "-m", "autograd_conformance.cli", "run", "--profile=smoke", "--device=cpu", workers]
