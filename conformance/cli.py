@@ -174,7 +174,8 @@ def _supervised(command: list[str], work: Path) -> int:
     done, idle = -1, 0
     while True:
         code = _child(command, environment)
-        if code in (0, 1, 2, 3, 4, 5):
+        hung = code == 1 and any(path.stat().st_size for path in work.rglob("*.hang"))  # faulthandler exits with 1
+        if code in (0, 1, 2, 3, 4, 5) and not hung:
             return 2 if code == 4 else code
         now = sum(path.suffix in (".json", ".deaths", ".settling") for path in work.rglob("*"))
         done, idle = now, 0 if now > done else idle + 1
