@@ -772,7 +772,7 @@ def _two_groups(s: Stage, call: str, good: list[str]) -> None:
     for i in range(s.number(1, 3)):
         if s.flip():
             s.do(f"w_{i} = {s.tensor(1.0, requires_grad=True)}\nopt.add_param_group({{'params': [w_{i}]}})")
-        again = s.choose((f"[{one}]", f"[{two}]", one))
+        again = s.choose((f"[{one}]", f"[{two}]", one, f"[{s.tensor(1.0, requires_grad=True)}, {two}]"))
         s.raises(f"opt.add_param_group({{'params': {again}}})", "ValueError", "it is in another group already",
                  fragment="more than one")  # fmt: skip
 

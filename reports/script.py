@@ -115,9 +115,8 @@ def _look(violation: Violation) -> list[str]:
 def _verdict(violation: Violation) -> list[str]:
     """Print both, then exit by what the comparison says."""
     if violation.check == "raises":
-        quoted = '"' in violation.due
-        told = f"print({'due:  ' + violation.due!r})" if quoted else f'print("due:  {violation.due}")'
-        return [told, 'print("seen:", repr(seen))', f"raise SystemExit({_raised_other(violation.due)})"]
+        text = f'"due:  {violation.due}"' if '"' not in violation.due else repr(f"due:  {violation.due}")
+        return [f"print({text})", 'print("seen:", repr(seen))', f"raise SystemExit({_raised_other(violation.due)})"]
     if _by_tensor(violation):
         shown = ['print("due: ", due.tolist())', 'print("seen:", None if seen is None else seen.tolist())']
         return [*shown, f"far = {_FAR.format(violation.tolerance)}", "raise SystemExit(far)"]

@@ -143,6 +143,10 @@ CASES: dict[str, tuple[int, str, Counterexample]] = {
     "raises, healthy": (0, "RuntimeError RuntimeError(", _example(**SECOND, due="RuntimeError")),
     "raises, subclass": (0, "Exception RuntimeError(", _example(**SECOND, due="Exception")),
     "raises, other class": (1, "ValueError RuntimeError(", _example(**SECOND, due="ValueError")),
+    "raises, message": (0, "RuntimeError: second time RuntimeError(", _example(**SECOND, due="RuntimeError: second time")),
+    "raises, other message": (1, "RuntimeError: sad RuntimeError(", _example(**SECOND, due="RuntimeError: sad")),
+    "raises, class without name": (1, "CheckpointError RuntimeError(", _example(**SECOND, due="CheckpointError")),
+    "raises, one of two": (0, "Own | RuntimeError RuntimeError(", _example(**SECOND, due="Own | RuntimeError")),
     "raises, none due": (1, "None RuntimeError(", _example(**SECOND, due="None")),
     "raises not": (1, "RuntimeError None", _example(**SECOND | {"at": 6}, due="RuntimeError")),
     "raised on the way": (
