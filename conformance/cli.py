@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import uuid
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -112,7 +113,7 @@ def _run(options: argparse.Namespace, rest: list[str]) -> int:
 
     if options.claims:
         select(options.claims)  # a mistake is told at once
-    report = Path(options.report_dir).absolute()
+    report = _writable(Path(options.report_dir).absolute())
     work = report / ".work" / uuid.uuid4().hex[:12]
     found = _found(options, rest)
     if found is None:
@@ -131,6 +132,15 @@ def _run(options: argparse.Namespace, rest: list[str]) -> int:
         shutil.rmtree(work, ignore_errors=True)
         with contextlib.suppress(OSError):  # another run may still work beside us
             work.parent.rmdir()
+
+
+def _writable(report: Path) -> Path:
+    try:
+        report.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=report):
+            return report
+    except OSError as error:
+        raise UsageError(f"cannot write to {report}: {error.strerror}; name another --report-dir") from None
 
 
 def _found(options: argparse.Namespace, rest: list[str]) -> Survey | None:

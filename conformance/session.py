@@ -140,7 +140,10 @@ class Session:
             self._checks[check.claim] = check
             pairs.append([check.claim, item.callspec.params["settle"]])  # type: ignore[attr-defined]
         if pairs:
-            write_json(self.work / "collected.json", pairs)
+            try:
+                write_json(self.work / "collected.json", pairs)
+            except OSError as error:
+                pytest.exit(f"cannot write to {self.work}: {error.strerror}; name another --conformance-report-dir", 2)
         return dropped
 
     @cached_property

@@ -86,6 +86,7 @@ MISTAKES = [
         id="claim",
     ),
     pytest.param("--conformance-profile=smok", "", ("unknown profile 'smok'", "nearest: smoke"), id="profile"),
+    pytest.param("--conformance-report-dir=/dev/null/x", "", ("cannot write to /dev/null/x",), id="folder"),
     pytest.param("", ENTRY + 'reasn = "r"\n', ("unknown expectation key 'reasn'", "nearest: reason"), id="key"),
     pytest.param("", ENTRY.replace("iff", "if"), ("unknown claim 'leaf.if-no", "nearest: leaf.iff"), id="entry-claim"),
     pytest.param("", ENTRY, ("witness: not JSON", "known.toml, entry 1"), id="witness"),
@@ -119,6 +120,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(
         (("list", "--devise=cpu"), "unknown argument '--devise=cpu'"),
         (("replay", "none.json"), "cannot read none.json"),
         (("run", "--profile=smok", "-n0"), "unknown profile 'smok'; nearest: smoke"),
+        (("run", "--report-dir=/dev/null/x", "-n0"), "cannot write to /dev/null/x: Not a directory; name another"),
     ],
 )
 def test_a_mistake_on_the_console_is_exit_code_2(tmp_path: Path, arguments: tuple[str, ...], part: str) -> None:
