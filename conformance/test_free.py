@@ -130,7 +130,7 @@ def test_whole_graph(s: Stage) -> None:
     if way == "backward":
         s.do(f"{y}.backward(v)")
     elif way == "inputs":
-        s.do(f"{y}.backward(v, inputs={f'[{names}]' if len(some) > 1 or s.flip() else names})")
+        s.do(f"{y}.backward(v, inputs=[{names}])")
     else:
         s.do(f"torch.autograd.grad({y}, [{names}], v)")
     s.true(f"walk({y}.grad_fn, []) == before", "nodes live as long as an output does")

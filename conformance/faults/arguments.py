@@ -18,7 +18,7 @@ from autograd_conformance.faults.patches import Call, replace
 Arguments = dict[str, Any]
 
 
-def _wrap(name: str, change: Callable[[Call, tuple[Any, ...], Arguments], Any]) -> None:
+def wrap_function(name: str, change: Callable[[Call, tuple[Any, ...], Arguments], Any]) -> None:
     """Let ``change(original, args, kwargs)`` stand for a function of torch.autograd, which the method of tensors calls too."""
     original: Call = getattr(torch.autograd, name)
 
@@ -271,7 +271,7 @@ def _none_skips() -> None:
                 return original([r for r, _ in kept], [g for _, g in kept], *args[2:], **kwargs)
         return original(*args, **kwargs)
 
-    _wrap("backward", change)
+    wrap_function("backward", change)
 
 
 @fault(
@@ -323,7 +323,7 @@ def _dict_last() -> None:
             kwargs = kwargs | {"inputs": list(inputs.values())[:-1]}
         return original(*args, **kwargs)
 
-    _wrap("backward", change)
+    wrap_function("backward", change)
 
 
 def _plain_dict(mapping: Any) -> dict[Any, Any]:
@@ -336,7 +336,7 @@ def _any_mapping(name: str, kinds: tuple[type, ...]) -> None:
         kwargs = {k: _plain_dict(v) if isinstance(v, kinds) else v for k, v in kwargs.items()}
         return original(*args, **kwargs)
 
-    _wrap(name, change)
+    wrap_function(name, change)
 
 
 @fault(
@@ -391,7 +391,7 @@ def _dict_sorted() -> None:
         found = original(*args, **kwargs)
         return {k: found[k] for k in sorted(found, key=str)} if isinstance(found, dict) else found
 
-    _wrap("grad", change)
+    wrap_function("grad", change)
 
 
 @fault(
@@ -410,7 +410,7 @@ def _dict_drops() -> None:
         found = original(*args, **kwargs)
         return {k: g for k, g in found.items() if g is not None} if isinstance(found, dict) else found
 
-    _wrap("grad", change)
+    wrap_function("grad", change)
 
 
 def _empty(name: str, instead: Callable[[], Any]) -> None:
@@ -418,7 +418,7 @@ def _empty(name: str, instead: Callable[[], Any]) -> None:
         inputs = kwargs.get("inputs", args[1] if name == "grad" and len(args) > 1 else None)
         return instead() if isinstance(inputs, list | tuple) and not inputs else original(*args, **kwargs)
 
-    _wrap(name, change)
+    wrap_function(name, change)
 
 
 @fault(
@@ -457,7 +457,7 @@ def _empty_tuple() -> None:
     def change(original: Call, args: tuple[Any, ...], kwargs: Arguments) -> Any:
         return original(*args, **(kwargs | {"inputs": None} if kwargs.get("inputs") == () else kwargs))
 
-    _wrap("backward", change)
+    wrap_function("backward", change)
 
 
 @fault(
@@ -505,7 +505,7 @@ assert [w.category for w in seen] == [FutureWarning]
 )
 def _only_inputs_silent() -> None:
     """only_inputs=False is ignored without a warning."""
-    _wrap("grad", lambda original, args, kwargs: original(*args, **(kwargs | {"only_inputs": True})))
+    wrap_function("grad", lambda original, args, kwargs: original(*args, **(kwargs | {"only_inputs": True})))
 
 
 @fault(
@@ -532,7 +532,7 @@ def _only_inputs_fills() -> None:
                     t.grad = g.detach().clone()
         return found
 
-    _wrap("grad", change)
+    wrap_function("grad", change)
 
 
 @fault(
@@ -555,7 +555,7 @@ def _batch_mixed() -> None:
             return found
         return tuple(g if g is None or len(g) < 3 else torch.cat((g[:-2], g[-2:].flip(0))) for g in found)
 
-    _wrap("grad", change)
+    wrap_function("grad", change)
 
 
 @fault(
@@ -643,7 +643,7 @@ def _retain_false() -> None:
     def change(original: Call, args: tuple[Any, ...], kwargs: Arguments) -> Any:
         return original(*args, **{k: v for k, v in kwargs.items() if (k, v) != ("retain_variables", False)})
 
-    _wrap("backward", change)
+    wrap_function("backward", change)
 
 
 @fault(
@@ -667,7 +667,7 @@ def _grad_variables_silent() -> None:
                 warnings.simplefilter("ignore", FutureWarning)
             return original(*args, **kwargs)
 
-    _wrap("backward", change)
+    wrap_function("backward", change)
 
 
 @fault(
@@ -691,4 +691,4 @@ def _grad_variables_second() -> None:
             kwargs = kwargs | {"grad_variables": [given[0]] * len(given)}
         return original(*args, **kwargs)
 
-    _wrap("backward", change)
+    wrap_function("backward", change)
