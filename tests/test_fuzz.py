@@ -66,7 +66,7 @@ def _dying(corpus: Path) -> tuple[list[str], dict[str, object]]:
 def _die() -> Round:
     import os
 
-    os.abort()
+    os._exit(9)
 
 
 def test_a_round_that_dies_is_told(tmp_path: Path) -> None:
