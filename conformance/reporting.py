@@ -124,7 +124,7 @@ def _zoo(options: argparse.Namespace, _: list[str]) -> int:
     from autograd_conformance.faults.words import FAULTS
     from autograd_conformance.profiles import named
     from autograd_conformance.reports.folder import put
-    from autograd_conformance.reports.strength import encoded, page, told
+    from autograd_conformance.strength import encoded, page, told
     from autograd_conformance.zoo import about, chosen, kills
 
     found, profile = [], named(options.profile)

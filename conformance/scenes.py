@@ -288,7 +288,12 @@ def reduced(
     def once(graph: Program, dials: tuple[int, ...]) -> Violation | None:
         try:
             staged = stage(check, Scene(graph, dials), device)
-        except (InvalidProgram, ValueError, IndexError, ArithmeticError):  # a smaller graph need not be one, and backward may find out
+        except (
+            InvalidProgram,
+            ValueError,
+            IndexError,
+            ArithmeticError,
+        ):  # a smaller graph need not be one, and backward may find out
             return None
         return next((v for v in staged.violations if alike(staged.scene, v)), None)
 

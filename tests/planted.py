@@ -23,9 +23,11 @@ def exit_code(path: str, name: str = "") -> int:
         plant(name)
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            runpy.run_path(path)
+            runpy.run_path(path, run_name="__main__")
     except SystemExit as end:
         return int(end.code or 0)
+    except Exception:  # noqa: BLE001 - as the interpreter does, when a script looks for what is not there
+        return 1
     return 0
 
 

@@ -162,7 +162,7 @@ def test_a_claim_is_frozen() -> None:
 
 def test_every_trait_has_one_sentence() -> None:
     """Each trait is explained by a single finished sentence, and some claim needs it."""
-    assert list(TRAITS)[:3] == ["values", "storage", "float64"]
+    assert list(TRAITS)[:3] == ["values", "storage", "strides"]
     assert sorted(TRAITS) == sorted({trait for claim in register().values() for trait in claim.needs})
     assert all(text.endswith(".") and ". " not in text for text in TRAITS.values())
 

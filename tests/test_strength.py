@@ -11,7 +11,7 @@ from autograd_conformance.cli import main
 from autograd_conformance.faults.base import Fault
 from autograd_conformance.faults.words import FAULTS
 from autograd_conformance.profiles import PROFILES
-from autograd_conformance.reports.strength import encoded, page, told
+from autograd_conformance.strength import encoded, page, told
 from autograd_conformance.zoo import Kill, kills
 
 ABOUT = {"torch": "2.13.0", "profile": "smoke", "graphs": 60}

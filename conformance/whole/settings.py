@@ -53,7 +53,8 @@ def hook(author: Author, d: Dials) -> None:
     if d.q % 7 == 4 and author.hooks:
         handle, _, known = author.hooks.pop(d.x % len(author.hooks))
         known.home.remove(known)
-        author.say(f"{handle}.remove()", "hook").claim = "hook.remove"
+        told = author.say(f"{handle}.remove()", "hook")
+        told.claim, told.bare = "hook.remove", told.text
         return
     if d.q % 7 in (2, 5):
         _node_hook(author, d)
@@ -61,7 +62,8 @@ def hook(author: Author, d: Dials) -> None:
     t = author.pick(d.y, _can_be_watched)
     if not t.requires_grad:
         text = f"{t.name}.register_hook(lambda g: None)"
-        author.refused(text, "hook", "hook.needs-requires-grad", f"{t.name} does not require grad")
+        told = author.refused(text, "hook", "hook.needs-requires-grad", f"{t.name} does not require grad")
+        told.bare = told.text
         return
     log, handle = author.name("log"), author.name("handle")
     after = d.q % 7 == 3 and t.leaf
@@ -76,10 +78,16 @@ def hook(author: Author, d: Dials) -> None:
     author.whole.lines[-1].claim = "hook.return-replaces" if factor else "hook.observer-is-neutral"
 
 
+# A hook that sees nothing of the program: the twin of one that only looks on.
+_ELSEWHERE = "torch.zeros(1, requires_grad=True).register_hook(lambda g: None)"
+
+
 def _hang(author: Author, t: Tensor, made: Hook, handle: str, call: str) -> None:
     made.home.append(made)
     author.hooks.append((handle, t, made))
-    author.say(f"{made.log} = []\n{handle} = {call}", "hook")
+    told = author.say(f"{made.log} = []\n{handle} = {call}", "hook")
+    if not made.factor:
+        told.bare = f"{made.log} = []\n{handle} = {_ELSEWHERE}"
 
 
 def _node_hook(author: Author, d: Dials) -> None:
