@@ -23,7 +23,7 @@ def exit_code(path: str, name: str = "") -> int:
         plant(name)
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            runpy.run_path(path)
+            runpy.run_path(path, run_name="__main__")
     except SystemExit as end:
         return int(end.code or 0)
     return 0

@@ -223,7 +223,7 @@ WRONG = {
 }
 RIGHTLY = {
     "not contiguous": {"backward.chain-rule", "create-graph.same-values"},
-    "second order": {"create-graph.second-order"},
+    "second order": {"create-graph.second-order", "create-graph.result-tracks"},
     "no version check": {"inplace.out-of-place-equivalence", "inplace.view-rebase", "optim.separate-from-backward"},
     "expanded gradient": {"backward.chain-rule", "agrad.equals-backward", "create-graph.same-values"},
 }

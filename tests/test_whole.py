@@ -179,16 +179,10 @@ def test_other_readings_come_to_the_same(read: Reading) -> None:
     assert not torch.is_anomaly_enabled()
 
 
-@pytest.mark.parametrize(
-    ("fault", "claim"),
-    [
-        ("strided-unpacked-by-memory", "saved.identity-neutral"),
-        ("checkpoint-cuts-beside-a-hook", "checkpoint.same-gradients"),
-    ],
-)
-def test_a_fault_of_a_reading_is_found(fault: str, claim: str) -> None:
-    """Only the other reading of a program is wrong."""
-    assert apart(_of_readings, fault) == {claim}
+def test_a_fault_of_a_reading_is_found() -> None:
+    """What is packed in no other way than as it is comes back wrong: plain programs do not notice, two readings do."""
+    found = apart(_of_readings, "strided-unpacked-by-memory")
+    assert found == {"saved.identity-neutral", "checkpoint.same-gradients"}
 
 
 def _of_readings(name: str) -> set[str]:

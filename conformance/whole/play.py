@@ -115,7 +115,8 @@ class _Player:
                 for (word, claim), one, other in zip(_WORDS, due, seen, strict=True):
                     if one != other:
                         because = f"so it must be after this statement ({told.what})"
-                        yield _differs(at, told.claim or claim, f"{name}.{word}", one, other, because)
+                        told_by = told.claim or ("create-graph.result-tracks" if told.what == "second" else claim)
+                        yield _differs(at, told_by, f"{name}.{word}", one, other, because)
                         break
         if told.shares and self.values:
             one, other = (self.names[name] for name in told.shares)

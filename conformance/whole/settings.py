@@ -76,10 +76,15 @@ def hook(author: Author, d: Dials) -> None:
     author.whole.lines[-1].claim = "hook.return-replaces" if factor else "hook.observer-is-neutral"
 
 
+_NOWHERE = "torch.ones(1, requires_grad=True).register_hook(lambda g: None)"
+
+
 def _hang(author: Author, t: Tensor, made: Hook, handle: str, call: str) -> None:
     made.home.append(made)
     author.hooks.append((handle, t, made))
-    author.say(f"{made.log} = []\n{handle} = {call}", "hook")
+    told = author.say(f"{made.log} = []\n{handle} = {call}", "hook")
+    if not made.factor:
+        told.bare = f"{made.log} = []\n{handle} = {_NOWHERE}"
 
 
 def _node_hook(author: Author, d: Dials) -> None:
