@@ -24,16 +24,22 @@ import torch
 from autograd_conformance import runner
 from autograd_conformance.claims import register
 from autograd_conformance.compare import Case
+from autograd_conformance.devices import discover
 from autograd_conformance.gradchecked import followed, passes
 from autograd_conformance.judge import ClaimCheck, judge
 from autograd_conformance.oracle import predict
+from autograd_conformance.player import code
 from autograd_conformance.program import Program, Rewrap, Statement, Write
 from autograd_conformance.replay import all_checks
 from autograd_conformance.strategies.drawing import draw
 from autograd_conformance.strategies.payload import FIELD
 from autograd_conformance.strategies.programs import decode
+from autograd_conformance.whole import family
+from autograd_conformance.whole.play import play
+from autograd_conformance.whole.words import Whole
 
 BOUNDS = {"example / raw": 10.0, "oracle / raw": 0.5, "example / gradcheck": 1 / 3}
+WHOLE_BOUND = 8.0  # a whole program, drawn, written, played and looked at after each line, to its bare lines
 
 
 class Raw(runner.Runner):
@@ -118,6 +124,33 @@ CHECKS = [check for check in all_checks() if isinstance(check, ClaimCheck)]  # t
 CORE = [check for check in CHECKS if register()[check.claim].core]
 
 
+def bare(program: Whole) -> None:
+    """The lines of a whole program, and no look at anything."""
+    before = runner.modes()
+    names: dict[str, Any] = {"torch": torch, "__name__": "script"}
+    with runner.quiet():
+        for told in program.lines:
+            with contextlib.suppress(Exception):
+                exec(code(told.text), names)  # noqa: S102 - our own lines
+    runner.restore(before)
+
+
+def measure_whole(count: int) -> dict[str, float]:
+    """Microseconds for one whole program, part by part."""
+    (cpu,) = discover(["cpu"])
+    scenes = family.drawn(count, 0)
+    wholes = [family.written(scene, cpu) for scene in scenes]
+    found = {
+        "raw": timed(bare, wholes),
+        "draw": timed(lambda _: family.drawn(count, 0), [0]) / count,
+        "write": timed(lambda scene: family.written(scene, cpu), scenes),
+        "play": timed(lambda whole: play(whole, "cpu", values=True), wholes),
+        "examine": timed(lambda scene: family.examined(scene, cpu), scenes),
+    }
+    found["example / raw"] = (found["draw"] + found["examine"]) / found["raw"]
+    return found
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -133,6 +166,10 @@ def main() -> None:
     for row in columns[5]:
         bound = f"   bound {BOUNDS[row]:.2f} at 20 nodes" if row in BOUNDS else ""
         print(f"{row:22s}" + "".join(f"{column[row]:10.2f}" for column in columns.values()) + bound)
+    print("whole programs; write, play and other readings are parts of examine")
+    for row, value in measure_whole(options.programs).items():
+        bound = f"   bound {WHOLE_BOUND:.2f}" if row == "example / raw" else ""
+        print(f"{row:22s}{value:10.2f}{bound}")
 
 
 if __name__ == "__main__":

@@ -29,7 +29,8 @@ _BLAMED: tuple[tuple[str, str], ...] = (
     ("function", "function.acts-as-op"),
     ("second", "create-graph.second-order"),
     ("module", "module.split-equals-fused"),
-    ("hook", "hook.return-replaces"),
+    ("factor", "hook.return-replaces"),
+    ("hook", "hook.observer-is-neutral"),
     ("retain_grad", "retain-grad.does-not-disturb"),
     ("write on a view", "inplace.view-rebase"),
     ("write", "inplace.out-of-place-equivalence"),
@@ -57,7 +58,7 @@ CLAIMS = frozenset(
         "function.non-differentiable-and-materialize", "function.mark-dirty",
         "inference.outputs", "inference.save-error", "inference.inplace-outside-error", "inference.requires-grad-error",
         "inference.clone-rescues", "inference.normal-inplace-tracked",
-        "saved.identity-neutral", "anomaly.nan-detection", "optim.sgd-formula", "optim.step-untracked", "optim.zero-grad-own-only", "module.output-requires-grad",
+        "create-graph.result-tracks", "saved.identity-neutral", "anomaly.nan-detection", "optim.sgd-formula", "optim.step-untracked", "optim.zero-grad-own-only", "module.output-requires-grad",
         "module.params-require-grad", "module.split-equals-fused", "module.zero-grad-default-none",
     )
 )  # fmt: skip
@@ -111,8 +112,9 @@ def blamed(whole: Whole, violation: Violation, device: DeviceLike) -> Violation:
 
 def _kinds(lines: Sequence[Told]) -> set[str]:
     """What a program contains."""
-    kinds = {told.what for told in lines}
+    kinds = {told.what for told in lines[:-1]} | {lines[-1].what} - {"second"}  # whose own numbers are of first order
     passes = [told.text for told in lines if told.what == "backward"]
+    kinds.update({"factor"} if any(told.claim == "hook.return-replaces" for told in lines) else ())
     kinds.update({"again"} if len(passes) > 1 else ())
     kinds.update({"inputs"} if any("inputs=" in text for text in passes) else ())
     kinds.update({"roots"} if any(text.startswith("torch.autograd.backward([") for text in passes) else ())
@@ -126,13 +128,13 @@ def _at_fault(whole: Whole, lines: Sequence[Told], kind: str, device: DeviceLike
     twins = [told for told in alike if told.bare]
     if not twins or (kind == "hook" and len(twins) < len(alike)):  # a hook that changes gradients has none
         return True
-    rows = [_twin(told) if told in twins else replace(told, plain=told.plain[:1]) for told in lines]
-    rows = [replace(told, numbers=[n for n in told.numbers if not n.probe.startswith("log")]) for told in rows]
+    rows = [_without_logs(replace(told, text=told.bare) if told in twins else told) for told in lines]
     return not play(replace(whole, lines=rows), device.name, values=device.has("values"))
 
 
-def _twin(told: Told) -> Told:
-    return replace(told, text=told.bare, plain=told.plain[:1])
+def _without_logs(told: Told) -> Told:
+    """Hooks and Functions that are not there note nothing."""
+    return replace(told, plain=told.plain[:1], numbers=[n for n in told.numbers if "log" not in n.probe])
 
 
 def counted(whole: Whole, until: int | None = None) -> dict[str, int]:

@@ -268,10 +268,15 @@ def _notes(author: Author, told: Told, swept: Swept) -> None:
         if due is not UNKNOWN and due is not None:
             of_grad = t.name if known.after else ""
             why = f"what a hook of {of} gets"
-            told.numbers.append(Numbers(f"{known.log}[-1]", np.asarray(due), claim, why, swept.size, of_grad))
+            told.numbers.append(Numbers(_last(known), np.asarray(due), claim, why, swept.size, of_grad))
     for node in swept.executed:
         if node.notes is not None and not node.notes.unsure:
             _function_notes(told, swept, node, node.notes)
+
+
+def _last(known: Hook) -> str:
+    """What a hook got the last time; None if it never ran."""
+    return f"({known.log} or [None])[-1]"
 
 
 def _function_notes(told: Told, swept: Swept, node: Node, notes: Hook) -> None:
@@ -279,7 +284,7 @@ def _function_notes(told: Told, swept: Swept, node: Node, notes: Hook) -> None:
     told.plain.append(Plainly(f"len({notes.log})", notes.calls, "function.acts-as-op", "backward runs once in a pass"))
     silent = tuple(out is not None and id(out) not in swept.reached for out in node.outs)
     why = "None for an output that gets no gradient"
-    told.plain.append(Plainly(f"{notes.log}[-1]", silent, "function.non-differentiable-and-materialize", why))
+    told.plain.append(Plainly(_last(notes), silent, "function.non-differentiable-and-materialize", why))
 
 
 def grad(author: Author, d: Dials) -> None:

@@ -115,8 +115,8 @@ class _Player:
                 for (word, claim), one, other in zip(_WORDS, due, seen, strict=True):
                     if one != other:
                         because = f"so it must be after this statement ({told.what})"
-                        broken = told.claim or _FLAGS_OF.get((told.what, word), claim)
-                        yield _differs(at, broken, f"{name}.{word}", one, other, because)
+                        told_by = told.claim or ("create-graph.result-tracks" if told.what == "second" else claim)
+                        yield _differs(at, told_by, f"{name}.{word}", one, other, because)
                         break
         if told.shares and self.values:
             one, other = (self.names[name] for name in told.shares)
@@ -201,7 +201,6 @@ _WORDS = (
     ("retains_grad", "retain-grad.flag"),
     ("shape", "requires-grad.value-independent"),
 )
-_FLAGS_OF = {("second", "requires_grad"): "create-graph.result-tracks"}
 
 
 def _literal(value: Any) -> str:

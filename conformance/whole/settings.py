@@ -78,8 +78,7 @@ def hook(author: Author, d: Dials) -> None:
     author.whole.lines[-1].claim = "hook.return-replaces" if factor else "hook.observer-is-neutral"
 
 
-# A hook that sees nothing of the program: the twin of one that only looks on.
-_ELSEWHERE = "torch.zeros(1, requires_grad=True).register_hook(lambda g: None)"
+_NOWHERE = "torch.ones(1, requires_grad=True).register_hook(lambda g: None)"
 
 
 def _hang(author: Author, t: Tensor, made: Hook, handle: str, call: str) -> None:
@@ -87,7 +86,7 @@ def _hang(author: Author, t: Tensor, made: Hook, handle: str, call: str) -> None
     author.hooks.append((handle, t, made))
     told = author.say(f"{made.log} = []\n{handle} = {call}", "hook")
     if not made.factor:
-        told.bare = f"{made.log} = []\n{handle} = {_ELSEWHERE}"
+        told.bare = f"{made.log} = []\n{handle} = {_NOWHERE}"
 
 
 def _node_hook(author: Author, d: Dials) -> None:
