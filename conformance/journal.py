@@ -46,7 +46,7 @@ def read_json(path: Path) -> Any | None:
     """What :func:`write_json` wrote, or None."""
     try:
         return json.loads(path.read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
 
 

@@ -74,7 +74,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if options.conformance_baseline and not hasattr(config, "workerinput"):
         _check_baseline(config)
     asked = options.conformance_device or options.conformance_claims or options.conformance_expectations
-    asked = asked or options.conformance_setup
+    asked = asked or options.conformance_setup or options.conformance_report_dir != DEFAULT_REPORT
     if hasattr(config, "workerinput") or not (asked or options.conformance_profile != "default"):
         return
     _session(config).check_request()

@@ -51,6 +51,11 @@ class Session:
     def check_request(self) -> None:
         """Find mistakes in the options before anything runs; a named device is tried."""
         try:
+            self.report_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            text = f"cannot write to {self.report_dir}: {error.strerror}; name another --conformance-report-dir"
+            pytest.exit(text, returncode=2)
+        try:
             _ = self.profile, self.selected, self.expectations
             if self._option("device") or self._option("setup"):
                 _ = self.devices
@@ -140,10 +145,7 @@ class Session:
             self._checks[check.claim] = check
             pairs.append([check.claim, item.callspec.params["settle"]])  # type: ignore[attr-defined]
         if pairs:
-            try:
-                write_json(self.work / "collected.json", pairs)
-            except OSError as error:
-                pytest.exit(f"cannot write to {self.work}: {error.strerror}; name another --conformance-report-dir", 2)
+            write_json(self.work / "collected.json", pairs)
         return dropped
 
     @cached_property
