@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from autograd_conformance.claims import register
@@ -23,6 +24,7 @@ HERE = Path(__file__).parent
 def main(files: list[str]) -> None:
     """Read, merge and write."""
     run = merged([read(file) for file in files])
+    run = replace(run, devices=dict(sorted(run.devices.items(), key=lambda item: not item[0].startswith("cpu"))))
     columns: dict[str, dict[str, str]] = {}
     for result in run.results:
         said = str(result.verdict) + ("" if result.expected else ", not expected")
