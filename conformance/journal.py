@@ -136,6 +136,17 @@ class Shard:
             yield Pen(page)
 
 
+def at_work(folder: Path) -> int:
+    """Programs of a family that have been judged so far, or are being judged; safe at any time."""
+    judged = 0
+    for path in folder.glob("shard-*.programs"):
+        page = path.with_suffix(".running")
+        done = path.with_suffix(".json").exists()
+        number = page.read_bytes()[:NUMBER] if page.exists() and not done else b""
+        judged += path.read_bytes().count(b"\n") if done else int.from_bytes(number, "little")
+    return judged
+
+
 def known_deaths(folder: Path) -> list[Death]:
     """What is known of the shards of a folder, and of the folders in it; safe at any time."""
     return [Death(*row) for path in sorted(folder.rglob("*.deaths")) for row in read_json(path) or ()]

@@ -13,8 +13,10 @@ import pytest
 
 if TYPE_CHECKING:
     from autograd_conformance.session import Session
+    from autograd_conformance.teller import Teller
 
 _KEY: pytest.StashKey[Session] = pytest.StashKey()
+_TELLER: pytest.StashKey[Teller] = pytest.StashKey()
 DEFAULT_REPORT = "conformance-report"
 
 
@@ -69,8 +71,6 @@ def pytest_configure(config: pytest.Config) -> None:
     options = config.option
     if options.conformance_ops:
         _add_ops(options.conformance_ops)
-    if (options.verbose >= 0 or options.conformance_progress) and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Teller(config))
     if options.conformance_baseline and not hasattr(config, "workerinput"):
         _check_baseline(config)
     asked = options.conformance_device or options.conformance_claims or options.conformance_expectations
@@ -115,6 +115,7 @@ def _session(config: pytest.Config) -> Session:
 def pytest_configure_node(node: Any) -> None:
     """Tell an xdist worker which working folder the run has."""
     node.workerinput["conformance_work"] = str(_session(node.config).work)
+    _tell(node.config)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -141,9 +142,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     ours = [item for item in items if _is_claim(getattr(item, "function", None))]
     if ours:
         dropped = _session(config).collect(ours)
+        _tell(config)
         if dropped:
             config.hook.pytest_deselected(items=dropped)
             items[:] = [item for item in items if item not in dropped]
+
+
+def _tell(config: pytest.Config) -> None:
+    """From now on say how far the run is, unless it is to be quiet or another process owns the terminal."""
+    reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
+    verbosity, asked = config.option.verbose, config.option.conformance_progress
+    if reporter is None or hasattr(config, "workerinput") or (verbosity < 0 and not asked) or _TELLER in config.stash:
+        return
+    from autograd_conformance.teller import Teller
+
+    config.stash[_TELLER] = teller = Teller(reporter, alive=reporter.isatty and verbosity <= 0)
+    config.pluginmanager.register(teller)
+    teller.start(_session(config).work)
 
 
 @pytest.fixture
@@ -162,28 +177,6 @@ def settle(request: pytest.FixtureRequest) -> Callable[[str], None]:
             pytest.xfail(shown.xfail)
 
     return verdict
-
-
-class Teller:
-    """In the process that owns the terminal: after a test, says which families are done since the one before."""
-
-    def __init__(self, config: pytest.Config) -> None:
-        self.config = config
-        self.progress: Any = None
-
-    def pytest_runtest_logfinish(self) -> None:
-        """A line for each."""
-        if _KEY not in self.config.stash:
-            return
-        if self.progress is None:
-            from autograd_conformance.progress import Progress
-
-            self.progress = Progress(_session(self.config).work)
-        reporter: Any = self.config.pluginmanager.get_plugin("terminalreporter")
-        for line in self.progress.lines() if reporter else ():
-            if reporter._tw.width_of_current_line:  # dots, of which the reporter keeps no account
-                reporter._tw.line()
-            reporter.write_line(line)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -1,4 +1,4 @@
-"""How far a run is: a line for each family that is done, for whoever waits in front of it."""
+"""How far a run is, for whoever waits in front of it: a line for each family that is done, and one for those at work."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from autograd_conformance.journal import read_json, write_json
+from autograd_conformance.journal import at_work, read_json, write_json
 
 DONE = "done.json"
 
@@ -35,13 +35,24 @@ class Progress:
                 self.told.add(path)
                 yield self._line(read_json(path))
 
+    def now(self) -> str:
+        """What is being judged at this moment; empty if nothing is."""
+        parts = []
+        for folder in sorted(self.work.glob("*/*/")):
+            drawn = [path.stat().st_mtime for path in folder.glob("shard-*.programs")]
+            if drawn and not (folder / DONE).exists():
+                programs, seconds = at_work(folder), max(time.time() - min(drawn), 0.1)
+                parts.append(f"{folder.name} on {folder.parent.name}: {programs:,}, {programs / seconds:,.0f} a second")
+        return "; ".join([self._rest(), *parts]) if parts else ""
+
     def _line(self, done: Any) -> str:
         programs, seconds = done["programs"], max(done["seconds"], 0.1)
+        told = f"{done['family']} on {done['device']}: {programs:,} programs, {programs / seconds:,.0f} a second"
+        return f"{told}; {self._rest()}"
+
+    def _rest(self) -> str:
         judged = len(list(self.work.glob("results/*/*.json")))
         asked = len(read_json(self.work / "collected.json") or ())
         left = (time.time() - self.started) / judged * (asked - judged) if judged else 0.0
         rest = f"about {left:.0f} s left" if judged < asked else "done"
-        return (
-            f"{done['family']} on {done['device']}: {programs:,} programs, {programs / seconds:,.0f} a second; "
-            f"{judged} of {asked} claims judged, {rest}"
-        )
+        return f"{judged} of {asked} claims judged, {rest}"
